@@ -1,0 +1,298 @@
+"""Carries out what a task's core orders. No decision is made here; this is the only writer of its task.
+
+One asyncio task runs the exchanges one after another. Whatever else happens to the task (a timer, a
+command) is told through ``take``, which a lock keeps in one order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from proxy.core import messages as m
+from proxy.core.messages import Effect, Event, Input, TimerName
+from proxy.core.task import Task
+from proxy.errors import LogUnavailable, UpstreamFault, UpstreamTimeout, UpstreamUnreachable
+from proxy.log.base import Log, NewTask
+from proxy.upstream import Exchange, Request, Upstream
+
+# How much of a refusal's body is read: more is no message, and nobody should wait for it.
+MAX_REFUSAL = 64 * 1024
+
+logger = structlog.stdlib.get_logger(__name__)
+
+
+def is_event_stream(exchange: Exchange) -> bool:
+    """A 2xx whose media type says event stream, whatever its letter case and parameters."""
+    if not 200 <= exchange.status < 300:
+        return False
+    for name, value in exchange.headers:
+        if name.lower() == b"content-type":
+            return value.split(b";")[0].strip().lower() == b"text/event-stream"
+    return False
+
+
+class Runner:
+    """One live task.
+
+    ``template``: the request without its body, as it goes upstream in every cycle. ``secrets``: values
+    that are masked in what upstream says of a refusal. ``first``: the first request where it goes out
+    just as the client sent it, digests and compression included. ``readers``: cut when the task
+    breaks.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        row: NewTask,
+        template: Request,
+        *,
+        log: Log,
+        upstream: Upstream,
+        secrets: Sequence[str] = (),
+        learned: Callable[[str, str], None] = lambda replay, key: None,
+        first: Request | None = None,
+    ) -> None:
+        self.task = task
+        self.row = row
+        self.template = template
+        self.secrets = secrets
+        self.broken = False
+        self.status = 200
+        self.head: tuple[tuple[bytes, bytes], ...] = ()
+        self.readers: set[Callable[[], None]] = set()
+        self._log = log
+        self._upstream = upstream
+        self._learned = learned
+        self._first = first
+        self._epoch = 0
+        self._cursor = -1
+        self._lock = asyncio.Lock()
+        self._order: m.OpenExchange | None = None
+        self._exchange: Exchange | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._own_task: asyncio.Task[object] | None = None
+        self._wake = asyncio.Event()
+        self._finished = False
+        self._timers: dict[TimerName, asyncio.TimerHandle] = {}
+        self._group: TaskGroup | None = None
+        self._logger = logger.bind(task=row.id)
+
+    # --- the first cycle --------------------------------------------------------------------------
+
+    async def begin(self) -> Exchange:
+        """Write the task down, send its first request, and return upstream's answer, whatever it is.
+
+        ``UpstreamFault`` if there is none. Unless the answer is then given to ``run``, the task must be
+        forgotten by its caller.
+        """
+        order: m.OpenExchange | None = None
+        for effect in self.task.handle(m.Started(time.time())):
+            if isinstance(effect, m.Append):
+                self._epoch = await self._log.create(self.row, effect.records, sync=effect.sync)
+            elif isinstance(effect, m.OpenExchange):
+                order = effect
+        if order is None:
+            raise AssertionError("a start orders one exchange")
+        first = self._first or self.template.with_body(order.body)
+        return await self._upstream.open(replace(first, retry_connect=True))
+
+    async def abandon(self) -> None:
+        """Nothing came of the start: close what is open, and leave nothing in the log."""
+        await self._close()
+        if self._epoch:
+            await self._log.delete(self.row.id)
+
+    async def accept(self, exchange: Exchange) -> None:
+        """Upstream's answer is an event stream: the task stands, and is in the log before its head is."""
+        self._exchange = exchange
+        self.status, self.head = exchange.status, tuple(exchange.headers)
+        await self.take(m.Opened(time.time(), _request_id(exchange)))
+
+    # --- the life of a task -----------------------------------------------------------------------
+
+    async def run(self, group: TaskGroup) -> None:
+        """Run exchanges until the core says that nobody need."""
+        self._group, self._own_task = group, asyncio.current_task()
+        try:
+            while not self._finished:
+                if self._exchange is None and self._order is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                with anyio.CancelScope() as self._scope:
+                    await self._run_exchange()
+        except LogUnavailable as exc:
+            self._break(exc)
+        except Exception as exc:  # noqa: BLE001  the one place where a bug of the core's ends: this task is cut
+            self._break(exc)
+        finally:
+            self._finished = True
+            for timer in self._timers.values():
+                timer.cancel()
+            await self._close()
+
+    async def take(self, happened: Input) -> None:
+        """Tell the core, and carry out what it orders."""
+        async with self._lock:
+            await self._carry_out(self.task.handle(happened))
+
+    async def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if type(effect) is m.Append:
+                await self._append(effect)
+            else:
+                await self._perform(effect)
+
+    def _break(self, exc: Exception) -> None:
+        """The log is gone, or we have a bug: readers are cut without an ending, since none is true."""
+        if isinstance(exc, LogUnavailable):
+            self._logger.error("the log can't be written; the task is cut", error=exc.message)
+        else:
+            self._logger.error("a task broke; it is cut", exc_info=exc)
+        self._finished = self.broken = True
+        self._wake.set()
+        if self._scope is not None:
+            self._scope.cancel()
+        for cut in tuple(self.readers):
+            cut()
+
+    async def _append(self, order: m.Append) -> None:
+        records = order.records
+        if not records and order.summary is None:
+            return
+        await self._log.append(
+            self.row.id, self._epoch, self._cursor, records, order.summary, sync=order.sync
+        )
+        self._cursor += sum(1 for record in records if type(record) is Event)
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case m.OpenExchange():
+                self._order = effect
+                self._wake.set()
+            case m.CloseExchange():
+                await self._close_exchange()
+            case m.SetTimer(name, seconds, jitter):
+                self._set_timer(name, seconds + random.uniform(0, jitter))
+            case m.CancelTimer(name):
+                self._cancel_timer(name)
+            case m.Learned(replay, key):
+                self._learned(replay, key)
+            case m.Tell(level, event, facts):
+                getattr(self._logger, level)(event, **facts)
+            case m.Finish():
+                self._finished = True
+                self._wake.set()
+            case m.Append():
+                await self._append(effect)
+
+    # --- exchanges --------------------------------------------------------------------------------
+
+    async def _run_exchange(self) -> None:
+        try:
+            exchange = self._exchange or await self._open()
+            while exchange is not None:
+                chunk = await exchange.chunk()
+                async with self._lock:
+                    if self._exchange is not exchange:
+                        return
+                    if chunk:
+                        await self._carry_out(self.task.handle(m.BytesReceived(chunk, time.time())))
+                        continue
+                    await self._close()
+                    await self._carry_out(self.task.handle(m.BodyEnded(time.time())))
+                    return
+        except UpstreamFault as exc:
+            await self._close()
+            await self.take(_failure(exc))
+
+    async def _open(self) -> Exchange | None:
+        """Send the ordered request; an answer that is no event stream is a refusal."""
+        order, self._order = self._order, None
+        if order is None:
+            return None
+        exchange = await self._upstream.open(self.template.with_body(order.body))
+        if not is_event_stream(exchange):
+            try:
+                body = await _bounded(exchange)
+            finally:
+                await exchange.close()
+            headers = tuple((n.decode("latin-1"), v.decode("latin-1")) for n, v in exchange.headers)
+            await self.take(m.Refused(time.time(), exchange.status, headers, self._masked(body)))
+            return None
+        self._exchange = exchange
+        await self.take(m.Opened(time.time(), _request_id(exchange)))
+        return exchange
+
+    async def _close_exchange(self) -> None:
+        """Stop reading. The reading itself sees it when it comes back; anybody else must cancel it."""
+        self._order = None
+        if self._scope is not None and asyncio.current_task() is not self._own_task:
+            self._scope.cancel()
+        await self._close()
+
+    async def _close(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            await exchange.close()
+
+    def _masked(self, body: bytes) -> bytes:
+        for secret in self.secrets:
+            body = body.replace(secret.encode(), b"***")
+        return body
+
+    # --- timers -----------------------------------------------------------------------------------
+
+    def _set_timer(self, name: TimerName, seconds: float) -> None:
+        self._cancel_timer(name)
+        self._timers[name] = asyncio.get_running_loop().call_later(seconds, self._fire, name)
+
+    def _cancel_timer(self, name: TimerName) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _fire(self, name: TimerName) -> None:
+        if self._group is not None:
+            self._group.start_soon(self._fired, name, self._timers[name])
+
+    async def _fired(self, name: TimerName, timer: asyncio.TimerHandle) -> None:
+        """A timer counts only if nothing that was waiting before it has cancelled it or set it anew."""
+        try:
+            async with self._lock:
+                if self._timers.get(name) is timer and not self._finished:
+                    del self._timers[name]
+                    await self._carry_out(self.task.handle(m.TimerFired(time.time(), name)))
+        except Exception as exc:  # noqa: BLE001  as in ``run``
+            self._break(exc)
+
+
+def _failure(exc: UpstreamFault) -> m.ExchangeFailed:
+    return m.ExchangeFailed(
+        time.time(),
+        sent=not isinstance(exc, UpstreamUnreachable),
+        message=exc.message,
+        silence=isinstance(exc, UpstreamTimeout),
+    )
+
+
+async def _bounded(exchange: Exchange) -> bytes:
+    body = b""
+    while len(body) < MAX_REFUSAL and (chunk := await exchange.chunk()):
+        body += chunk
+    return body[:MAX_REFUSAL]
+
+
+def _request_id(exchange: Exchange) -> str | None:
+    for name, value in exchange.headers:
+        if name.lower() in (b"x-request-id", b"x-databricks-request-id"):
+            return value.decode("latin-1")
+    return None

@@ -1,0 +1,225 @@
+"""The live tasks of this process: start one, find one, tell one something."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from proxy.core.dialects import followup
+from proxy.core.dialects.responses import Action
+from proxy.core.ledger import Ledger
+from proxy.core.messages import Note
+from proxy.core.rules import Limits
+from proxy.core.splice import dumps, loads
+from proxy.core.task import Carried, Spec, Task
+from proxy.errors import InvalidRequest, LogUnavailable, TooManyTasks
+from proxy.log.base import Log, NewTask
+from proxy.runner import Runner, is_event_stream
+from proxy.upstream import Exchange, Request, Upstream
+
+logger = structlog.stdlib.get_logger(__name__)
+
+# Waiting tasks of one owner among which an answer's is looked for, newest first.
+MAX_WAITING = 1000
+# Seconds between two looks for tasks that may be forgotten.
+SWEEP = 60.0
+# Endpoints whose accepted form of follow-up is remembered; a deployment has a handful.
+MAX_LEARNED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskConfig:
+    """The settings that a task needs, as plain values. Times in seconds, sizes in bytes."""
+
+    limits: Limits = field(default_factory=Limits)
+    seam_grace: float = 0.5
+    retry_budget: float = 120.0
+    replay: str = "auto"
+    followup_key: str = "same"
+    upstream_body_limit: int | None = None
+    max_frame: int = 8 * 1024 * 1024
+    max_log: int = 256 * 1024 * 1024
+    max_tasks: int = 5000
+    partial_answers: bool = True
+    retain: float = 86400.0
+    authorization: frozenset[str] = frozenset()
+    tell_upstream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A request that asks for a task. ``body`` is plain JSON; ``endpoint`` names what learned it."""
+
+    owner: str
+    conversation_key: str | None
+    endpoint: str
+    target: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    conversation: followup.Conversation
+    force: bool
+    limits: Limits
+    secrets: Sequence[str]
+    first: Request | None = None
+
+
+class Tasks:
+    """Starts runners in a task group that lives as long as the server."""
+
+    def __init__(self, log: Log, upstream: Upstream, group: TaskGroup, config: TaskConfig) -> None:
+        self.live: dict[str, Runner] = {}
+        self.draining = False
+        self._log = log
+        self._upstream = upstream
+        self._group = group
+        self._config = config
+        self._learned: OrderedDict[str, tuple[str, str]] = OrderedDict()
+
+    async def start(self, asked: Start) -> tuple[Runner | None, Exchange | None]:
+        """A running task, or upstream's answer that made none: handed on as it is, nothing remains.
+
+        ``UpstreamFault`` where there was no answer.
+        """
+        carried, body = await self._carried(asked)
+        running = sum(1 for runner in self.live.values() if runner.row.owner == asked.owner)
+        if running >= self._config.max_tasks:
+            raise TooManyTasks(f"You have {running} running tasks; max_tasks is {self._config.max_tasks}.")
+        runner = self._runner(asked, carried, body)
+        task_id = runner.row.id
+        try:
+            exchange = await runner.begin()
+            if is_event_stream(exchange):
+                await runner.accept(exchange)
+                self.live[task_id] = runner
+                self._group.start_soon(self._run, runner)
+                await self._hand_over(carried, task_id)
+                return runner, None
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await runner.abandon()
+            raise
+        await self._log.delete(task_id)
+        return None, exchange
+
+    async def sweep(self) -> None:
+        """Forget, for ever, what has been over for ``retain`` seconds."""
+        while True:
+            try:
+                await self._log.expire(time.time() - self._config.retain)
+            except LogUnavailable as exc:
+                logger.error("ended tasks can't be removed", error=exc.message)
+            await anyio.sleep(SWEEP)
+
+    async def _run(self, runner: Runner) -> None:
+        try:
+            await runner.run(self._group)
+        finally:
+            del self.live[runner.row.id]
+
+    # --- an answer goes on where another task waited ------------------------------------------------
+
+    async def _carried(self, asked: Start) -> tuple[Carried, bytes]:
+        """What this request takes over, if it answers what one of the owner's tasks waits for."""
+        given = asked.conversation.answered
+        if not given:
+            return Carried(), asked.body
+        waiting = await self._log.list(owner=asked.owner, states=["input_required"], limit=MAX_WAITING)
+        row = next((row for row in waiting if given.intersection(row.summary.required)), None)
+        if row is None:
+            return Carried(), asked.body
+        ledger = Ledger()
+        actions: tuple[Action, ...] = ()
+        async for record in self._log.records(row.id):
+            ledger.fold(record)
+            if isinstance(record, Note) and record.kind == "actions":
+                actions = tuple(Action(*facts) for facts in loads(record.data))
+        left = tuple(action for action in actions if action.id not in given)
+        if left and not self._config.partial_answers:
+            names = ", ".join(action.id for action in left)
+            raise InvalidRequest(
+                f"Task {row.id} also waits for {names}; partial_answers is refuse.", param="input"
+            )
+        asks = [
+            item
+            for item in ledger.items
+            if item.is_continuation and item.id and item.id not in ledger.answered
+        ]
+        missing = [item for item in asks if item.id not in asked.conversation.continued]
+        body = followup.with_pairs(asked.body, asked.conversation, missing) if missing else asked.body
+        cycles = ledger.cycles_before + ledger.cycle
+        return Carried(row.id, tuple(item.id or "" for item in asks), left, cycles), body
+
+    async def _hand_over(self, carried: Carried, task_id: str) -> None:
+        """The old task is done: what it waited for has come, and another goes on."""
+        row = await self._log.get(carried.continues) if carried.continues is not None else None
+        if row is None or row.summary.state != "input_required":
+            return
+        facts = {"state": "completed", "reason": "answered", "continued_by": task_id, "at": time.time()}
+        summary = row.summary._replace(
+            state="completed", reason="answered", required=(), continued_by=task_id
+        )
+        epoch = await self._log.take(row.id)
+        note = Note("state", dumps(facts).encode())
+        await self._log.append(row.id, epoch, row.cursor, [note], summary)
+
+    def _runner(self, asked: Start, carried: Carried, body: bytes) -> Runner:
+        task_id = f"task_{secrets.token_hex(16)}"
+        config, conversation = self._config, asked.conversation
+        learned = self._learned.get(asked.endpoint)
+        auto = config.replay == "auto"
+        key = conversation.key if config.followup_key == "same" else config.followup_key
+        form = learned if auto and learned else ("all_items" if auto else config.replay, key)
+        headers = list(asked.headers)
+        if config.tell_upstream:
+            headers.append((b"legato-task", task_id.encode()))
+        now = time.time()
+        route = asked.target.split(b"?")[0].decode("latin-1")
+        spec = Spec(
+            task_id=task_id,
+            body=body,
+            conversation=conversation,
+            request_note=dumps(
+                {
+                    "route": route,
+                    "at": now,
+                    "continues": carried.continues,
+                    "cycles_before": carried.cycles,
+                }
+            ).encode(),
+            force=asked.force,
+            auto=auto,
+            form=form,
+            proven=auto and learned is not None,
+            limits=asked.limits,
+            seam_grace=config.seam_grace,
+            retry_budget=config.retry_budget,
+            body_limit=config.upstream_body_limit,
+            max_frame=config.max_frame,
+            max_log=config.max_log,
+            authorization=config.authorization,
+            carried=carried,
+        )
+        task = Task(spec)
+        return Runner(
+            task,
+            NewTask(task_id, asked.owner, asked.conversation_key, route, now, task.summary()),
+            Request("POST", asked.target, tuple(headers), b"", decode=True, fresh=True),
+            log=self._log,
+            upstream=self._upstream,
+            secrets=asked.secrets,
+            learned=lambda replay, key: self._learn(asked.endpoint, replay, key),
+            first=asked.first if body is asked.body else None,
+        )
+
+    def _learn(self, endpoint: str, replay: str, key: str) -> None:
+        self._learned[endpoint] = (replay, key)
+        self._learned.move_to_end(endpoint)
+        if len(self._learned) > MAX_LEARNED:
+            self._learned.popitem(last=False)

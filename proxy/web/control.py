@@ -1,0 +1,146 @@
+"""legato's own routes: what there is, how it is doing, and the caller's tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from proxy import __version__
+from proxy.core import messages as m
+from proxy.errors import ClientFault, InvalidRequest, LegatoError, TaskEnded, TaskNotFound
+from proxy.log.base import Log, TaskRow
+from proxy.tasks import Tasks
+from proxy.web import auth
+
+ROUTES = {
+    "GET /": "this index",
+    "GET /health": "200 while the process is up",
+    "GET /ready": "200 while tasks can be started, 503 while draining or without a log",
+    "GET /tasks": "your tasks, newest first (?limit=, ?after=, ?state=, ?conversation=)",
+    "GET /tasks/{id}": "one task: state, reason, cycles, step, cursor, required actions",
+    "POST /tasks/{id}/cancel": "stop a task for good",
+}
+MAX_PAGE = 1000
+
+
+class Control:
+    """The routes under the prefix; an unknown one is 404, never upstream's."""
+
+    def __init__(self, *, tasks: Tasks, log: Log, owner_key: bytes) -> None:
+        self._tasks = tasks
+        self._log = log
+        self._key = owner_key
+
+    def routes(self, prefix: str) -> list[BaseRoute]:
+        """Starlette routes."""
+        return [
+            Route(f"{prefix}/", self.index),
+            Route(f"{prefix}/health", self.health),
+            Route(f"{prefix}/ready", self.ready),
+            Route(f"{prefix}/tasks", self.list),
+            Route(f"{prefix}/tasks/{{id}}", self.show),
+            Route(f"{prefix}/tasks/{{id}}/cancel", self.cancel, methods=["POST"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        """What legato answers itself."""
+        return JSONResponse({"legato": __version__, "routes": ROUTES})
+
+    async def health(self, request: Request) -> Response:
+        """The process is up."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether new tasks are taken."""
+        failed = self._log.failed
+        if failed is not None or self._tasks.draining:
+            return JSONResponse({"status": failed or "draining"}, status_code=503)
+        return JSONResponse({"status": "ok", "running": len(self._tasks.live)})
+
+    async def list(self, request: Request) -> Response:
+        """The caller's tasks."""
+        query = request.query_params
+        limit = query.get("limit", "100")
+        if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
+            raise InvalidRequest(f"limit must be a whole number from 1 to {MAX_PAGE}.", param="limit")
+        rows = await self._log.list(
+            owner=auth.owner_of(request.headers, self._key),
+            conversation=query.get("conversation"),
+            states=query.getlist("state") or None,
+            after=query.get("after"),
+            limit=int(limit) + 1,
+        )
+        page = rows[: int(limit)]
+        return JSONResponse({"data": [brief(row) for row in page], "has_more": len(rows) > len(page)})
+
+    async def show(self, request: Request) -> Response:
+        """One task."""
+        return JSONResponse(await self._whole(await self._own(request)))
+
+    async def cancel(self, request: Request) -> Response:
+        """Stop a task: its upstream exchange is closed, no request of it leaves any more."""
+        row = await self._own(request)
+        runner = self._tasks.live.get(row.id)
+        if row.summary.state != "cancelled":
+            if runner is None or not row.summary.open:
+                raise TaskEnded(f"The task has ended: {row.summary.state}.")
+            await runner.take(m.CancelRequested(time.time()))
+        return JSONResponse(await self._whole(await self._log.get(row.id) or row))
+
+    async def _own(self, request: Request) -> TaskRow:
+        row = await self._log.get(request.path_params["id"])
+        if row is None or row.owner != auth.owner_of(request.headers, self._key):
+            raise TaskNotFound("There is no such task, or it isn't yours.")
+        return row
+
+    async def _whole(self, row: TaskRow) -> dict[str, Any]:
+        runner = self._tasks.live.get(row.id)
+        actions = runner.task.actions if runner is not None else ()
+        return {
+            **brief(row),
+            "required_actions": [action._asdict() for action in actions]
+            or [{"id": id_} for id_ in row.summary.required],
+        }
+
+
+def brief(row: TaskRow) -> dict[str, Any]:
+    """A task as lists show it."""
+    summary = row.summary
+    return {
+        "id": row.id,
+        "state": summary.state,
+        "reason": summary.reason,
+        "response_id": summary.response_id,
+        "conversation": row.conversation,
+        "route": row.route,
+        "cycles": summary.cycles,
+        "step": summary.step,
+        "cursor": row.cursor,
+        "size": row.size,
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
+    }
+
+
+async def error_response(request: Request, error: Exception) -> Response:
+    """A LegatoError as its JSON answer."""
+    if not isinstance(error, LegatoError):
+        raise error
+    headers: Mapping[str, str] = {"x-should-retry": "true" if error.should_retry else "false"}
+    if error.retry_after is not None:
+        headers = {**headers, "retry-after": str(error.retry_after)}
+    return JSONResponse(error.body(), status_code=error.status, headers=dict(headers))
+
+
+async def no_route(request: Request, error: Exception) -> Response:
+    """404 and 405 under the prefix: never upstream's."""
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    fault = ClientFault(f"legato has no route {request.method} {request.url.path}; its index lists them all.")
+    fault.status, fault.code = status, "not_found" if status == 404 else "method_not_allowed"
+    return await error_response(request, fault)

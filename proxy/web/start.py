@@ -1,0 +1,242 @@
+"""A POST on a task route: does it ask for a task, and if so, start one and stream it."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from proxy.core.dialects import followup
+from proxy.core.rules import Limits
+from proxy.core.splice import loads
+from proxy.errors import BodyTooLarge, InvalidRequest, LegatoError, NotAvailable
+from proxy.log.base import Log
+from proxy.runner import Runner
+from proxy.tasks import Start, Tasks
+from proxy.upstream import Request, Upstream
+from proxy.web import auth, options
+from proxy.web.answers import send_error
+from proxy.web.body import ClientGone, read_body, until_gone
+from proxy.web.headers import end_to_end, without_legato
+from proxy.web.passthrough import passthrough, relay, target_of
+from proxy.web.stream import Reader
+
+# Headers that are ours in every request of a task.
+_OURS = frozenset({b"content-length", b"accept-encoding", b"expect"})
+# Headers that speak of the bytes or the sending of the client's own request: true of the first one only.
+_FIRST_ONLY = frozenset(
+    {
+        b"content-encoding",
+        b"content-md5",
+        b"content-digest",
+        b"repr-digest",
+        b"digest",
+        b"signature",
+        b"signature-input",
+        b"idempotency-key",
+    }
+)
+# Clients that can't take a comment line (public code: every line must begin with "data:").
+_NO_COMMENTS = re.compile(r"mlflow-python-client", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class StartConfig:
+    """The settings that starting needs, as plain values. Times in seconds, sizes in bytes."""
+
+    routes: tuple[str, ...]
+    engage: str
+    limits: Limits
+    heartbeat: float
+    write_timeout: float
+    max_body: int
+
+
+class Starter:
+    """Serves the task routes."""
+
+    def __init__(
+        self, config: StartConfig, *, tasks: Tasks, log: Log, upstream: Upstream, owner_key: bytes
+    ) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._log = log
+        self._upstream = upstream
+        self._key = owner_key
+        self._route = re.compile("|".join(map(route_pattern, config.routes)) or r"(?!)").fullmatch
+
+    def takes(self, scope: Scope) -> bool:
+        """Whether a request may start a task."""
+        return bool(scope["method"] == "POST" and self._route(scope["raw_path"].decode("latin-1")))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Start a task, or pass the request on."""
+        try:
+            raw = await read_body(receive, self._config.max_body)
+        except ClientGone:
+            return
+        except LegatoError as error:
+            await send_error(send, error)
+            return
+        headers = _as_text(scope["headers"])
+        try:
+            asked = self._asked(scope, headers, raw)
+        except LegatoError as error:
+            await send_error(send, error)
+            return
+        if asked is None:
+            await passthrough(scope, receive, send, self._upstream, body=raw)
+            return
+        await self._start(asked, headers, receive, send)
+
+    # --- does it ask for a task? ------------------------------------------------------------------
+
+    def _asked(self, scope: Scope, headers: Mapping[str, str], raw: bytes) -> Start | None:
+        chosen = options.read(headers)
+        plain = decoded(raw, headers.get("content-encoding"), self._config.max_body)
+        body = _object(plain)
+        if body is None or plain is None:
+            if chosen.named and chosen.engage != "off":
+                raise InvalidRequest(
+                    f"{chosen.named[0]} asks for a task, but the body is not a JSON object.", param="body"
+                )
+            return None
+        conversation = followup.read(body)
+        if not _engages(chosen.engage or self._config.engage, conversation):
+            return None
+        if body.get("background") is True:
+            raise NotAvailable("background tasks are not available yet.", param="background")
+        limits = options.limits(headers, body, self._config.limits)
+        target = target_of(scope)
+        sent = [pair for pair in without_legato(end_to_end(scope["headers"])) if pair[0] not in _OURS]
+        sent.append((b"accept-encoding", b"identity"))
+        untouched = followup.first_body(plain) == plain
+        return Start(
+            owner=auth.owner_of(headers, self._key),
+            conversation_key=_conversation_id(body),
+            endpoint=f"{scope['path']} {body.get('model') or ''}",
+            target=target,
+            headers=[pair for pair in sent if pair[0] not in _FIRST_ONLY],
+            body=plain,
+            conversation=conversation,
+            force=(chosen.engage or self._config.engage) == "force",
+            limits=limits,
+            secrets=auth.secret_values(scope["headers"]),
+            first=Request("POST", target, sent, raw, decode=True, fresh=True) if untouched else None,
+        )
+
+    # --- start and stream -------------------------------------------------------------------------
+
+    async def _start(self, asked: Start, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        try:
+            runner, exchange = await until_gone(receive, self._tasks.start(asked))
+        except ClientGone:
+            return
+        except LegatoError as error:
+            await send_error(send, error)
+            return
+        if exchange is not None:
+            await relay(exchange, receive, send)
+        if runner is not None:
+            await self._stream(runner, headers, receive, send)
+
+    async def _stream(self, runner: Runner, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        chosen = options.read(headers)
+        quiet = not chosen.heartbeat or _NO_COMMENTS.search(headers.get("user-agent", ""))
+        tail = await self._log.tail(runner.row.id)
+        reader = Reader(
+            tail,
+            send,
+            heartbeat=0 if quiet else self._config.heartbeat,
+            write_timeout=self._config.write_timeout,
+            event_ids=chosen.event_ids,
+        )
+        runner.readers.add(reader.cut)
+        try:
+            await send(
+                {"type": "http.response.start", "status": runner.status, "headers": stream_head(runner)}
+            )
+            await reader.run(receive)
+        finally:
+            runner.readers.discard(reader.cut)
+
+
+def route_pattern(route: str) -> str:
+    """A route as a regular expression; ``*`` stands for one part of the path."""
+    return "[^/]+".join(map(re.escape, route.split("*")))
+
+
+def stream_head(runner: Runner) -> list[tuple[bytes, bytes]]:
+    """Upstream's own answer headers, with what a stream needs on its way through other proxies."""
+    replaced = (b"content-length", b"content-encoding", b"cache-control", b"x-accel-buffering")
+    kept = [
+        (name, value)
+        for name, value in without_legato(end_to_end(runner.head))
+        if name.lower() not in replaced
+    ]
+    return [
+        *kept,
+        (b"cache-control", b"no-cache, no-transform"),
+        (b"x-accel-buffering", b"no"),
+        (b"legato-task", runner.row.id.encode()),
+    ]
+
+
+def decoded(raw: bytes, encoding: str | None, limit: int) -> bytes | None:
+    """A request body without its compression; None where we can't look into it. ``BodyTooLarge``."""
+    if encoding is None or encoding.strip().lower() == "identity":
+        return raw
+    if encoding.strip().lower() not in ("gzip", "x-gzip", "deflate"):
+        return None
+    inflater = zlib.decompressobj(wbits=47)
+    try:
+        plain = inflater.decompress(raw, limit)
+    except zlib.error:
+        return None
+    if inflater.unconsumed_tail:
+        raise BodyTooLarge(f"The decompressed body is larger than max_body ({limit} bytes).")
+    return plain
+
+
+def _engages(engage: str, conversation: followup.Conversation) -> bool:
+    if not conversation.streams or engage == "off":
+        return False
+    if engage == "long_task":
+        return conversation.long_task is True
+    return engage == "stream" or conversation.long_task is not False
+
+
+def _object(plain: bytes | None) -> dict[str, Any] | None:
+    if plain is None:
+        return None
+    try:
+        body = loads(plain)
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _conversation_id(body: Mapping[str, Any]) -> str | None:
+    """The conversation that the body names, in the order of section 1 of the design."""
+    places = (body, body.get("databricks_options"), body.get("context"))
+    keys = ("conversation", "conversation_id", "conversation_id")
+    for place, key in zip(places, keys, strict=True):
+        value = place.get(key) if isinstance(place, dict) else None
+        if isinstance(value, dict):
+            value = value.get("id")
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def _as_text(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers for looking at: lower-case names, repeated ones joined."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        found[key] = f"{found[key]}, {text}" if key in found else text
+    return found
