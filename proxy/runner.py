@@ -197,9 +197,10 @@ class Runner:
     # --- exchanges --------------------------------------------------------------------------------
 
     async def _run_exchange(self) -> None:
+        exchange: Exchange | None = None
         try:
             exchange = self._exchange or await self._open()
-            while exchange is not None:
+            while exchange is not None and exchange is self._exchange:
                 chunk = await exchange.chunk()
                 async with self._lock:
                     if self._exchange is not exchange:
@@ -211,8 +212,10 @@ class Runner:
                     await self._carry_out(self.task.handle(m.BodyEnded(time.time())))
                     return
         except UpstreamFault as exc:
-            await self._close()
-            await self.take(_failure(exc))
+            async with self._lock:
+                if self._exchange is exchange and not self._finished:  # nobody has closed it meanwhile
+                    await self._close()
+                    await self._carry_out(self.task.handle(_failure(exc)))
 
     async def _open(self) -> Exchange | None:
         """Send the ordered request; an answer that is no event stream is a refusal."""
@@ -286,8 +289,11 @@ def _failure(exc: UpstreamFault) -> m.ExchangeFailed:
 
 async def _bounded(exchange: Exchange) -> bytes:
     body = b""
-    while len(body) < MAX_REFUSAL and (chunk := await exchange.chunk()):
-        body += chunk
+    try:
+        while len(body) < MAX_REFUSAL and (chunk := await exchange.chunk()):
+            body += chunk
+    except UpstreamFault:
+        pass  # the status says what counts
     return body[:MAX_REFUSAL]
 
 

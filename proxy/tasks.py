@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ from proxy.core.messages import Note
 from proxy.core.rules import Limits
 from proxy.core.splice import dumps, loads
 from proxy.core.task import Carried, Spec, Task
-from proxy.errors import InvalidRequest, LogUnavailable, TooManyTasks
+from proxy.errors import InvalidRequest, LogUnavailable, StaleWriter, TaskNotFound, TooManyTasks
 from proxy.log.base import Log, NewTask
 from proxy.runner import Runner, is_event_stream
 from proxy.upstream import Exchange, Request, Upstream
@@ -76,6 +76,7 @@ class Tasks:
     def __init__(self, log: Log, upstream: Upstream, group: TaskGroup, config: TaskConfig) -> None:
         self.live: dict[str, Runner] = {}
         self.draining = False
+        self._running: Counter[str] = Counter()
         self._log = log
         self._upstream = upstream
         self._group = group
@@ -88,7 +89,7 @@ class Tasks:
         ``UpstreamFault`` where there was no answer.
         """
         carried, body = await self._carried(asked)
-        running = sum(1 for runner in self.live.values() if runner.row.owner == asked.owner)
+        running = self._running[asked.owner]
         if running >= self._config.max_tasks:
             raise TooManyTasks(f"You have {running} running tasks; max_tasks is {self._config.max_tasks}.")
         runner = self._runner(asked, carried, body)
@@ -98,8 +99,8 @@ class Tasks:
             if is_event_stream(exchange):
                 await runner.accept(exchange)
                 self.live[task_id] = runner
-                self._group.start_soon(self._run, runner)
-                await self._hand_over(carried, task_id)
+                self._running[asked.owner] += 1
+                self._group.start_soon(self._run, runner, carried)
                 return runner, None
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -117,11 +118,16 @@ class Tasks:
                 logger.error("ended tasks can't be removed", error=exc.message)
             await anyio.sleep(SWEEP)
 
-    async def _run(self, runner: Runner) -> None:
+    async def _run(self, runner: Runner, carried: Carried) -> None:
+        owner = runner.row.owner
         try:
+            await self._hand_over(carried, runner.row.id)
             await runner.run(self._group)
         finally:
             del self.live[runner.row.id]
+            self._running[owner] -= 1
+            if not self._running[owner]:
+                del self._running[owner]
 
     # --- an answer goes on where another task waited ------------------------------------------------
 
@@ -165,9 +171,12 @@ class Tasks:
         summary = row.summary._replace(
             state="completed", reason="answered", required=(), continued_by=task_id
         )
-        epoch = await self._log.take(row.id)
         note = Note("state", dumps(facts).encode())
-        await self._log.append(row.id, epoch, row.cursor, [note], summary)
+        try:
+            epoch = await self._log.take(row.id)
+            await self._log.append(row.id, epoch, row.cursor, [note], summary)
+        except (LogUnavailable, StaleWriter, TaskNotFound) as exc:
+            logger.warning("a task that was answered could not be closed", task=row.id, error=str(exc))
 
     def _runner(self, asked: Start, carried: Carried, body: bytes) -> Runner:
         task_id = f"task_{secrets.token_hex(16)}"

@@ -133,7 +133,9 @@ class Upstream:
         self._config = config
         self._base = base_url(config.base_url)
         self._prefix = self._base.raw_path.rstrip(b"/")
-        self._where = f"{self._base.host}:{self._base.port or (443 if self._base.scheme == 'https' else 80)}"
+        self._where = self._base.netloc.decode("ascii")
+        if self._base.port is None:
+            self._where += ":443" if self._base.scheme == "https" else ":80"
         self._urls: dict[bytes, httpx.URL] = {}
         self._client = CookielessClient(
             transport=Engine(_route(config, self._base)), follow_redirects=False, trust_env=False

@@ -26,6 +26,9 @@ from anyio.abc import TaskGroup
 LARGE_BODY = 64 * 1024
 """A body above this is written after the head rather than copied behind it."""
 
+MAX_HEADERS = 512
+"""Far more than any upstream sends; aiohttp's own bound is 128."""
+
 READS_UNASKED = 16
 """anyio cancels a task only while it waits for something that has not happened yet. On uvloop a body with
 data in every turn of the loop never looks like that, and a cancelled reader would go on for ever: so every
@@ -102,6 +105,7 @@ class Wire(httpx.AsyncByteStream):
             read_bufsize=read_buffer,
             max_line_size=max_head,
             max_field_size=max_head,
+            max_headers=MAX_HEADERS,
         )
 
     async def open(self, head: bytes, body: bytes | AsyncIterable[bytes] | None, length: int | None) -> None:
@@ -112,7 +116,7 @@ class Wire(httpx.AsyncByteStream):
             try:
                 message, payload = await self._answer()
             except Broken as exc:
-                raise self._told(exc) from exc
+                raise self._told(exc)  # noqa: B904  it names its cause itself
             self._silence.pause()
             self._take(message, payload)
         except BaseException:
@@ -177,7 +181,7 @@ class Wire(httpx.AsyncByteStream):
     def _send(self, head: bytes, body: bytes | AsyncIterable[bytes] | None, length: int | None) -> None:
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
-            raise httpx.ReadError("the connection was closed")
+            raise httpx.ConnectError("the connection was closed")  # nothing of this request went out
         if body is None or isinstance(body, bytes):
             body = body or b""
             if len(body) > LARGE_BODY:
@@ -285,7 +289,6 @@ class Wire(httpx.AsyncByteStream):
         self._payload.set_exception(None)  # type: ignore[arg-type]
         rest = self._payload.read_nowait()
         self._failure = self._told(exc)
-        self._failure.__cause__ = exc
         self.close()
         if rest:
             return rest
@@ -293,14 +296,17 @@ class Wire(httpx.AsyncByteStream):
 
     def _told(self, exc: BaseException) -> BaseException:
         """The same in httpx's words, and without a byte of what upstream sent."""
-        if self._failure is not None:
-            return self._failure
-        if isinstance(exc, httpx.HTTPError):
-            return exc
-        if isinstance(exc.__cause__, ContentEncodingError):
-            return httpx.DecodingError("its answer can't be decompressed")
-        if isinstance(exc, HttpProcessingError):
-            return httpx.RemoteProtocolError("its answer is not valid HTTP")
-        if isinstance(exc, OSError) and exc.errno:
-            return httpx.ReadError("the connection was reset")
-        return httpx.ReadError("it closed the connection too early")
+        told = self._failure or (exc if isinstance(exc, httpx.HTTPError) else _in_httpx_words(exc))
+        if told is not exc:
+            told.__cause__ = exc
+        return told
+
+
+def _in_httpx_words(exc: BaseException) -> httpx.HTTPError:
+    if isinstance(exc.__cause__, ContentEncodingError):
+        return httpx.DecodingError("its answer can't be decompressed")
+    if isinstance(exc, HttpProcessingError):
+        return httpx.RemoteProtocolError("its answer is not valid HTTP")
+    if isinstance(exc, OSError) and exc.errno:
+        return httpx.ReadError("the connection was reset")
+    return httpx.ReadError("it closed the connection too early")

@@ -16,9 +16,9 @@ def open_log(spec: str, *, durability: Durability = "process") -> Log:
     """The log that ``spec`` names, still to be opened; ``InvalidRequest`` or ``NotAvailable``."""
     if durability not in ("process", "power"):
         raise InvalidRequest(f"There is no durability {durability!r}: process or power.", param="durability")
-    kind, _, path = spec.partition(":")
-    if kind == "memory" and not path:
+    if spec == "memory:":
         return MemoryLog()
+    kind, _, path = spec.partition(":")
     if kind == "sqlite" and path and path != ":memory:":
         return SqliteLog(path, durability=durability)
     if kind in ("redis", "rediss"):

@@ -43,28 +43,30 @@ class NewTask(NamedTuple):
 
 
 class Tail(Protocol):
-    """One reader's place in a task's events."""
+    """One reader's place in a task's events. Whoever got it must ``close`` it."""
 
     async def next(self) -> Sequence[Event]:
         """The events after the last ones given, waiting until there are some; bounded in bytes.
 
-        Empty when ``wake`` was called meanwhile, or, with ``ended`` true, when the task's stream is
-        over and all of it was given. Raises ``TaskNotFound`` if the task was deleted.
+        Empty when there is a new summary or ``wake`` was called meanwhile, or, with ``ended`` true, when
+        the task's stream is over and all of it was given: then it doesn't wait, so look at ``ended`` before
+        asking again. ``TaskNotFound`` if the task was deleted, ``LogUnavailable`` if the log was closed or
+        can't be read. For one caller at a time; a cancelled call loses nothing.
         """
 
     @property
     def ended(self) -> bool:
-        """True once the summary says ``open=False`` and the last event was given."""
+        """True once the summary says ``open=False`` and the last event was given; false again if reopened."""
 
     @property
     def summary(self) -> Summary:
         """The newest summary."""
 
     def wake(self) -> None:
-        """Make a waiting ``next`` return now (heartbeats, a reader that is to be cut)."""
+        """Make a waiting ``next`` return now, or else the next one that would wait (heartbeats, a cut)."""
 
     def close(self) -> None:
-        """Forget this reader."""
+        """Forget this reader: ``next`` gives nothing more, and ``ended`` is true. Idempotent."""
 
 
 class Log(Protocol):
@@ -90,7 +92,7 @@ class Log(Protocol):
         """Let go of everything; idempotent."""
 
     async def create(self, task: NewTask, records: Sequence[Record], *, sync: bool = False) -> int:
-        """Write a new task with its first records; returns its epoch (1)."""
+        """Write a new task with its first records; returns its epoch (1). ``StaleWriter`` if there is one."""
 
     async def take(self, task_id: str) -> int:
         """Become the task's only writer: returns a new, higher epoch. ``TaskNotFound``."""
@@ -119,7 +121,10 @@ class Log(Protocol):
         """Put ``data`` in place of the newest event, ``cursor``, and append ``records`` (notes)."""
 
     async def read(self, task_id: str, after: int = -1, limit: int = 1000) -> Sequence[Event]:
-        """Events with a cursor above ``after``, at most ``limit``. ``TaskNotFound``."""
+        """Events with a cursor above ``after``, at most ``limit`` and about 1 MiB, at least one if any.
+
+        There are no more once it is empty; a short answer doesn't say so. ``TaskNotFound``.
+        """
 
     def records(self, task_id: str) -> AsyncIterator[Record]:
         """Every record in order, for rebuilding the core's state."""
@@ -142,7 +147,7 @@ class Log(Protocol):
         after: str | None = None,
         limit: int = 100,
     ) -> Sequence[TaskRow]:
-        """Newest first; ``after`` is the last id of the page before."""
+        """Newest first; ``after`` is the last id of the page before (``InvalidRequest`` if not listed)."""
 
     async def delete(self, task_id: str) -> None:
         """Remove a task and its records; its readers are told. Idempotent."""

@@ -43,10 +43,13 @@ class Database:
 
     # --- opening and closing ----------------------------------------------------------------------
 
+    @property
+    def in_use(self) -> bool:
+        """Whether this process holds the lock."""
+        return self._lock is not None
+
     def open(self) -> None:
         """Lock, make, connect. What was begun is let go with ``close``, after an error too."""
-        if self._lock is not None:
-            raise LogUnavailable(f"The log sqlite:{self._path} is open already.")
         try:
             self._lock = files.lock(self._path)
             files.make(self._path)
@@ -152,6 +155,8 @@ class Database:
             if self._error is not None:
                 with self.transaction() as cursor:
                     files.beat(cursor)
+            if self._wal is not None and self._wal.checkpoint_error is not None:
+                self._wal.checkpoint()
         except LogUnavailable:
             pass
         return self.failed

@@ -17,6 +17,7 @@ from proxy.log.feed import BATCH_BYTES, BATCH_EVENTS, Feed, FeedTail
 
 # What one ``read`` gives at most, and what is read at once to rebuild a task.
 READ_BYTES = 1024 * 1024
+CLOSED = "The log is closed."
 
 
 class Entry:
@@ -194,6 +195,7 @@ class IndexedLog(ABC, Generic[E]):
 
     def __init__(self) -> None:
         self._index: Index[E] = Index()
+        self._closed = False
 
     @property
     def failed(self) -> str | None:
@@ -240,6 +242,8 @@ class IndexedLog(ABC, Generic[E]):
         return self._batch(self._index.entry(task_id), after, limit, READ_BYTES)
 
     async def tail(self, task_id: str, after: int = -1) -> FeedTail:
+        if self._closed:
+            raise LogUnavailable(CLOSED)
         entry = self._index.entry(task_id)
         if entry.feed is None:
             read = partial(self._batch, entry, limit=BATCH_EVENTS, max_bytes=BATCH_BYTES)
@@ -247,17 +251,21 @@ class IndexedLog(ABC, Generic[E]):
         return entry.feed.join(after)
 
     async def expire(self, before: float) -> int:
-        old = [e.id for e in self._index if not e.summary.open and e.updated_at < before]
-        for task_id in old:
-            await self.delete(task_id)
-        return len(old)
+        expired = 0
+        for entry in tuple(self._index):
+            # Deleting suspends, and the task may have been reopened meanwhile.
+            if not entry.summary.open and entry.updated_at < before:
+                await self.delete(entry.id)
+                expired += 1
+        return expired
 
     def _forget_task(self, entry: E) -> None:
         self._index.remove(entry)
         if entry.feed is not None:
             entry.feed.fail(partial(TaskNotFound, f"There is no task {entry.id} any more."))
 
-    def _cut_readers(self, reason: str) -> None:
+    def _close_readers(self) -> None:
+        self._closed = True
         for entry in self._index:
             if entry.feed is not None:
-                entry.feed.fail(partial(LogUnavailable, reason))
+                entry.feed.fail(partial(LogUnavailable, CLOSED))

@@ -10,7 +10,7 @@ from proxy.core.messages import Event, Record, Summary
 from proxy.errors import LogUnavailable, StaleWriter
 from proxy.log.base import NewTask
 from proxy.log.feed import bounded
-from proxy.log.index import Entry, IndexedLog
+from proxy.log.index import CLOSED, Entry, IndexedLog
 
 # Records given in one go before others get their turn.
 RECORDS_AT_ONCE = 1000
@@ -33,15 +33,12 @@ class MemoryLog(IndexedLog[Kept]):
     def __init__(self) -> None:
         super().__init__()
         self._created = 0
-        self._closed = False
 
     async def open(self) -> None:
         self._check_open()
 
     async def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._cut_readers("The log is closed.")
+        self._close_readers()
 
     async def probe(self) -> str | None:
         return self.failed
@@ -129,4 +126,4 @@ class MemoryLog(IndexedLog[Kept]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LogUnavailable("The log is closed.")
+            raise LogUnavailable(CLOSED)

@@ -63,6 +63,8 @@ class SqliteLog(IndexedLog[Stored]):
         return await self._database.probe()
 
     async def open(self) -> None:
+        if self._database.in_use:
+            raise LogUnavailable("This log is open already.")
         try:
             self._database.open()
             self._load()
@@ -73,7 +75,7 @@ class SqliteLog(IndexedLog[Stored]):
             raise
 
     def _load(self) -> None:
-        self._index = Index()
+        self._index, self._closed = Index(), False
         entries: dict[int, Stored] = {}
         for row in self._database.fetch("SELECT * FROM task ORDER BY number", ()):
             entry = entries[row[0]] = Stored.load(row)
@@ -98,7 +100,7 @@ class SqliteLog(IndexedLog[Stored]):
 
     async def close(self) -> None:
         await self._database.settle()
-        self._cut_readers("The log is closed.")
+        self._close_readers()
         try:
             self._save()
         except LogUnavailable:

@@ -102,7 +102,12 @@ class Wal:
     def grew(self, size: int) -> None:
         """About so many bytes of records were committed."""
         self._bytes += PAGE + size
-        if self._bytes >= CHECKPOINT_BYTES and not self._checkpointing and not self._closing:
+        if self._bytes >= CHECKPOINT_BYTES:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Begin one unless one runs."""
+        if not self._checkpointing and not self._closing:
             self._checkpointing = True
             self._run(_copy, self._connection).add_done_callback(self._copied)
 

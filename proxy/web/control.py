@@ -13,6 +13,8 @@ from starlette.routing import BaseRoute, Route
 
 from proxy import __version__
 from proxy.core import messages as m
+from proxy.core.dialects.responses import Action
+from proxy.core.splice import loads
 from proxy.errors import ClientFault, InvalidRequest, LegatoError, TaskEnded, TaskNotFound
 from proxy.log.base import Log, TaskRow
 from proxy.tasks import Tasks
@@ -100,13 +102,12 @@ class Control:
         return row
 
     async def _whole(self, row: TaskRow) -> dict[str, Any]:
-        runner = self._tasks.live.get(row.id)
-        actions = runner.task.actions if runner is not None else ()
-        return {
-            **brief(row),
-            "required_actions": [action._asdict() for action in actions]
-            or [{"id": id_} for id_ in row.summary.required],
-        }
+        actions: list[Any] = []
+        if row.summary.state == "input_required":
+            async for record in self._log.records(row.id):
+                if isinstance(record, m.Note) and record.kind == "actions":
+                    actions = loads(record.data)
+        return {**brief(row), "required_actions": [Action(*facts)._asdict() for facts in actions]}
 
 
 def brief(row: TaskRow) -> dict[str, Any]:
@@ -121,6 +122,8 @@ def brief(row: TaskRow) -> dict[str, Any]:
         "route": row.route,
         "cycles": summary.cycles,
         "step": summary.step,
+        "continues": summary.continues,
+        "continued_by": summary.continued_by,
         "cursor": row.cursor,
         "size": row.size,
         "created_at": row.created_at,

@@ -19,7 +19,7 @@ from proxy.runner import Runner
 from proxy.tasks import Start, Tasks
 from proxy.upstream import Request, Upstream
 from proxy.web import auth, options
-from proxy.web.answers import send_error
+from proxy.web.answers import cut_short, send_error
 from proxy.web.body import ClientGone, read_body, until_gone
 from proxy.web.headers import end_to_end, without_legato
 from proxy.web.passthrough import passthrough, relay, target_of
@@ -161,6 +161,8 @@ class Starter:
                 {"type": "http.response.start", "status": runner.status, "headers": stream_head(runner)}
             )
             await reader.run(receive)
+            if not reader.complete:
+                cut_short()
         finally:
             runner.readers.discard(reader.cut)
 
