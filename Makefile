@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check lint types
+.PHONY: help demo docs test check lint types
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do \
@@ -17,6 +17,9 @@ help: ## show this list
 
 demo: $(VENV)/.installed ## play one long task through legato, with no account anywhere
 	@$(BIN)/legato demo
+
+docs: $(VENV)/.installed ## make the parts of docs/ that come from the code
+	@$(BIN)/python docs/generate.py
 
 test: $(VENV)/.installed-dev ## run the tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 import structlog
@@ -19,7 +19,7 @@ from proxy.core.messages import Note
 from proxy.core.rules import Limits
 from proxy.core.splice import dumps, loads
 from proxy.core.task import Carried, Spec, Task
-from proxy.errors import InvalidRequest, LogUnavailable, StaleWriter, TaskNotFound, TooManyTasks
+from proxy.errors import Draining, InvalidRequest, LogUnavailable, StaleWriter, TaskNotFound, TooManyTasks
 from proxy.log.base import Log, NewTask
 from proxy.runner import Runner, is_event_stream
 from proxy.upstream import Exchange, Request, Upstream
@@ -76,6 +76,7 @@ class Tasks:
     def __init__(self, log: Log, upstream: Upstream, group: TaskGroup, config: TaskConfig) -> None:
         self.live: dict[str, Runner] = {}
         self.draining = False
+        self._quiet = anyio.Event()
         self._running: Counter[str] = Counter()
         self._log = log
         self._upstream = upstream
@@ -88,6 +89,8 @@ class Tasks:
 
         ``UpstreamFault`` where there was no answer.
         """
+        if self.draining:
+            raise Draining("legato is shutting down; the request was not sent. Try again in a moment.")
         carried, body = await self._carried(asked)
         running = self._running[asked.owner]
         if running >= self._config.max_tasks:
@@ -109,6 +112,17 @@ class Tasks:
         await self._log.delete(task_id)
         return None, exchange
 
+    async def drain(self, seconds: float) -> None:
+        """Start nothing more, and let what runs come to its end for so long; then cut its readers."""
+        self.draining = True
+        self._quiet = anyio.Event()
+        with anyio.move_on_after(seconds):
+            while self.live:
+                await self._quiet.wait()
+        for runner in self.live.values():
+            for cut in tuple(runner.readers):
+                cut()
+
     async def sweep(self) -> None:
         """Forget, for ever, what has been over for ``retain`` seconds."""
         while True:
@@ -125,6 +139,8 @@ class Tasks:
             await runner.run(self._group)
         finally:
             del self.live[runner.row.id]
+            if not self.live:
+                self._quiet.set()
             self._running[owner] -= 1
             if not self._running[owner]:
                 del self._running[owner]
@@ -185,9 +201,10 @@ class Tasks:
         auto = config.replay == "auto"
         key = conversation.key if config.followup_key == "same" else config.followup_key
         form = learned if auto and learned else ("all_items" if auto else config.replay, key)
-        headers = list(asked.headers)
-        if config.tell_upstream:
-            headers.append((b"legato-task", task_id.encode()))
+        told = [(b"legato-task", task_id.encode())] if config.tell_upstream else []
+        first = asked.first if body is asked.body else None
+        if first is not None:
+            first = replace(first, headers=(*first.headers, *told))
         now = time.time()
         route = asked.target.split(b"?")[0].decode("latin-1")
         spec = Spec(
@@ -219,12 +236,12 @@ class Tasks:
         return Runner(
             task,
             NewTask(task_id, asked.owner, asked.conversation_key, route, now, task.summary()),
-            Request("POST", asked.target, tuple(headers), b"", decode=True, fresh=True),
+            Request("POST", asked.target, (*asked.headers, *told), b"", decode=True, fresh=True),
             log=self._log,
             upstream=self._upstream,
             secrets=asked.secrets,
             learned=lambda replay, key: self._learn(asked.endpoint, replay, key),
-            first=asked.first if body is asked.body else None,
+            first=first,
         )
 
     def _learn(self, endpoint: str, replay: str, key: str) -> None:

@@ -5,49 +5,22 @@ from __future__ import annotations
 import gzip
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 from support.client import RawClient, connect
-from support.server import Running, serve
+from support.proxied import proxied, request
+from support.server import serve
 from support.upstream import Answer, Headers, Received, ScriptedUpstream
 
-from proxy.upstream import Upstream, UpstreamConfig
 from proxy.web.answers import quiet_cuts
-from proxy.web.passthrough import passthrough
 
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     return "asyncio", {"use_uvloop": True}
-
-
-@asynccontextmanager
-async def proxied(base: str = "", **config: Any) -> AsyncIterator[tuple[ScriptedUpstream, Running]]:
-    """An upstream, and a server that passes everything on to it."""
-    async with (
-        ScriptedUpstream() as scripted,
-        Upstream(UpstreamConfig(scripted.url + base, **config)) as upstream,
-        serve(app_for(upstream)) as server,
-    ):
-        yield scripted, server
-
-
-def app_for(upstream: Upstream) -> Any:
-    """The smallest app around ``passthrough``."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            while (await receive())["type"] == "lifespan.startup":
-                await send({"type": "lifespan.startup.complete"})
-            await send({"type": "lifespan.shutdown.complete"})
-        else:
-            await passthrough(scope, receive, send, upstream)
-
-    return app
 
 
 @pytest.fixture
@@ -58,14 +31,6 @@ async def pair() -> AsyncIterator[tuple[ScriptedUpstream, RawClient]]:
 
 
 Pair = tuple[ScriptedUpstream, RawClient]
-
-
-def request(method: str, target: bytes, *lines: bytes, body: bytes = b"") -> bytes:
-    """One request as bytes, with a Host that is not upstream's."""
-    head = [method.encode() + b" " + target + b" HTTP/1.1", b"Host: proxy.internal:8080", *lines]
-    if body:
-        head.append(b"Content-Length: %d" % len(body))
-    return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
 # --- cases --------------------------------------------------------------------------------------------
@@ -344,8 +309,7 @@ async def test_websocket_is_refused(pair: Pair) -> None:
 async def test_unreachable_upstream_is_502_within_two_seconds() -> None:
     """A request that was never sent may be repeated, and the answer says so."""
     async with proxied() as (scripted, server):
-        assert scripted._server is not None
-        scripted._server.close()
+        scripted.shut()
         with anyio.fail_after(2):
             async with httpx.AsyncClient(trust_env=False) as client:
                 answer = await client.post(f"{server.url}/serving-endpoints/a/invocations", json={})
@@ -379,12 +343,19 @@ async def test_unknown_outcome_is_not_to_be_retried(answer: Answer, status: int,
 
 
 async def test_nobody_is_led_elsewhere(pair: Pair) -> None:
-    """No open proxy: an absolute URL in the request line goes to the one upstream, ``*`` is refused."""
+    """No open proxy: an absolute URL in the request line goes to the one upstream."""
     scripted, client = pair
     await client.send(request("GET", b"http://elsewhere.example/c?q=1"))
     assert (await client.answer()).body == b"ok"
     assert scripted.requests[0].target == b"/c?q=1"
     assert scripted.requests[0].one("host") == scripted.authority.encode()
-    await client.send(request("OPTIONS", b"*"))
-    assert (await client.answer("OPTIONS")).status == 400
     assert len(scripted.requests) == 1
+
+
+@pytest.mark.parametrize(("method", "target"), [("OPTIONS", b"*"), ("CONNECT", b"elsewhere.example:443")])
+async def test_targets_that_are_no_paths_are_refused(pair: Pair, method: str, target: bytes) -> None:
+    """400, and upstream hears nothing."""
+    scripted, client = pair
+    await client.send(request(method, target))
+    assert (await client.answer()).status == 400
+    assert scripted.requests == []

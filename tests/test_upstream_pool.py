@@ -15,7 +15,7 @@ from proxy import engine
 from proxy.errors import UpstreamCut
 from proxy.upstream import Exchange, Request, Upstream, UpstreamConfig
 
-CANCELS = int(os.environ.get("LEGATO_STRESS_CANCELS", "1500"))
+CANCELS = int(os.environ.get("STRESS_CANCELS", "1500"))
 """How many requests the stress test cancels; 10000 takes a few seconds."""
 
 

@@ -53,7 +53,9 @@ def _run(settings: Settings, make_app: AppFactory | None) -> None:
     secrets = [value.get_secret_value() for value in (settings.secret, settings.upstream_proxy) if value]
     logs.configure(settings.log_level, settings.log_format, secrets=secrets)
     sock = listen(settings.host, settings.port, secret=settings.secret is not None)
-    run("legato", sock, lambda: (make_app or _real_app)(settings), grace=settings.drain)
+    app = (make_app or _real_app)(settings)
+    # What is left after the drain has been cut: its connections need a moment to close, no more.
+    run("legato", sock, lambda: app, drain=getattr(app, "drain", None), grace=1)
 
 
 def _real_app(settings: Settings) -> ASGIApp:

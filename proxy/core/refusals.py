@@ -6,6 +6,7 @@ Databricks errors are ``{"error_code", "message"}``; agents on Apps send ``{"det
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -19,6 +20,7 @@ MAX_TEXT = 2000
 _RATE_LIMITS = frozenset(
     {"REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED", "RATE_LIMIT_EXCEEDED", "rate_limit_exceeded"}
 )
+_TITLE = re.compile(r"<title[^>]*>\s*([^<]*?)\s*</title>", re.IGNORECASE).search
 _REQUEST_IDS = ("x-request-id", "x-databricks-request-id", "apim-request-id", "request-id")
 
 
@@ -77,7 +79,7 @@ def _text(body: bytes) -> tuple[str | None, str]:
     try:
         parsed = loads(body)
     except ValueError:
-        return None, body.decode("utf-8", "replace").strip()[:MAX_TEXT]
+        return None, _plain(body.decode("utf-8", "replace"))
     if not isinstance(parsed, dict):
         return None, str(parsed)[:MAX_TEXT]
     inner = parsed.get("error")
@@ -86,6 +88,16 @@ def _text(body: bytes) -> tuple[str | None, str]:
     code = parsed.get("error_code") or parsed.get("code")
     message = parsed.get("message") or parsed.get("detail") or (inner if isinstance(inner, str) else "")
     return (str(code) if code else None), str(message)[:MAX_TEXT]
+
+
+def _plain(text: str) -> str:
+    """A gateway's page says what it says in its title."""
+    title = _TITLE(text)
+    if title is not None:
+        text = f"an HTML page, {title.group(1)!r}"
+    elif text.lstrip().startswith("<"):
+        text = "an HTML page"
+    return " ".join(text.split())[:MAX_TEXT]
 
 
 def _retry_after(value: str | None, now: float) -> float | None:

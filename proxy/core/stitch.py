@@ -320,6 +320,8 @@ class Stitch:
         id_ = id_ if isinstance(id_, str) and id_ else None
         call_id = call_id if isinstance(call_id, str) and call_id else None
         type_ = dialect.type_of(item) if item is not None else None
+        if call_id is not None and self.ledger.open_call(type_, call_id) is not None:
+            call_id = None  # the answer to an open call is no repeat, whatever another one's answer said
         return Slot(against=namesakes(self.ledger, id_, call_id, type_))
 
     def _rename(self, slot: Slot, item: dict[str, Any]) -> None:

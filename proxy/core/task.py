@@ -229,7 +229,7 @@ class Task:
         declared, authorization = self.spec.conversation.declared, self.spec.authorization
         self.stitch = Stitch(self.ledger, self._out, declared, authorization)
         self.attempts, self.waiting_since, self.refusal = 0, None, None
-        if self.ledger.cycle > 1 and not self.proven:
+        if self.ledger.cycle > 1 and not self.proven and followup.proves(self.ledger.items, self.form[0]):
             self.proven = True
             self._effects.append(m.Learned(*self.form))
         self._note("opened", cycle=self.ledger.cycle, at=happened.now, request_id=happened.request_id)

@@ -16,7 +16,8 @@ BAD_CONTINUATION = (
 def status(refusal: Refusal) -> str:
     """``429 REQUEST_LIMIT_EXCEEDED: text``."""
     head = f"{refusal.status} {refusal.code}" if refusal.code else str(refusal.status)
-    return f"{head}: {refusal.message}" if refusal.message else head
+    message = refusal.message.rstrip(". ")
+    return f"{head}: {message}" if message else head
 
 
 def step(ledger: Ledger) -> str:
@@ -74,8 +75,8 @@ def refused(refusal: Refusal) -> str:
 def credential(refusal: Refusal) -> str:
     """401 or 403 in the middle of a task."""
     return (
-        f"Upstream no longer takes this task's credential: {status(refusal)}. The work so far is kept; the "
-        "task waits for a fresh credential."
+        f"Upstream no longer takes this task's credential: {status(refusal)}. Upstream accepted nothing; the "
+        "work so far can still be read."
     )
 
 
@@ -84,7 +85,7 @@ def gave_up(why: str, attempts: int, budget: float) -> str:
     tries = f"{attempts} tries" if attempts != 1 else "one try"
     return (
         f"Gave up continuing after {tries}: {why}. The next wait would pass retry_budget ({budget:g} s). "
-        "Upstream accepted nothing, so going on later is safe."
+        "Upstream accepted nothing."
     )
 
 

@@ -46,6 +46,7 @@ class Wal:
         self._bytes = 0
         self._checkpointing = False
         self._syncing = False
+        self._lost: BaseException | None = None
         self._next_sync: asyncio.Future[None] | None = None
 
     async def settle(self) -> None:
@@ -81,19 +82,20 @@ class Wal:
         waiting, self._next_sync = self._next_sync, None
         if waiting is None:
             self._syncing = False
-            return
-        self._run(_sync_file, self._fd).add_done_callback(partial(self._synced, waiting))
+        else:
+            self._run(_sync_file, self._fd).add_done_callback(partial(self._synced, waiting))
 
     def _synced(self, waiting: asyncio.Future[None], job: asyncio.Future[object]) -> None:
         error = job.exception()
-        if error is None:
-            waiting.set_result(None)
-        else:
+        if error is not None and self._lost is None:
             # The kernel tells of a lost page once, and the next fdatasync would succeed: no further one
             # can be believed.
-            lost = files.unavailable(error)
-            self._fail(lost.message)
-            waiting.set_exception(lost)
+            self._lost = error
+            self._fail(files.unavailable(error).message)
+        if self._lost is None:
+            waiting.set_result(None)
+        else:
+            waiting.set_exception(files.unavailable(self._lost))
             waiting.exception()  # whoever waited may have gone
         self._start_sync()
 

@@ -124,8 +124,8 @@ class Settings(BaseSettings):
     write_timeout: Seconds = _setting(
         "Listening",
         60.0,
-        "Seconds that a client may leave bytes unread before it is cut (it may come back at its cursor). A "
-        "minute outlasts a bad network, and a dead client isn't kept for long.",
+        "Seconds that a client may leave bytes unread before its connection is cut. A minute outlasts a bad "
+        "network, and a dead client isn't kept for long.",
     )
     drain: SecondsOrNone = _setting(
         "Listening",
@@ -137,8 +137,8 @@ class Settings(BaseSettings):
     log: LogUrl = _setting(
         "Log",
         "sqlite:legato.db",
-        "Where tasks are kept: sqlite:PATH, or memory: to forget them at the end. On disk by default, since "
-        "a task should outlive a restart.",
+        "Where tasks are kept: sqlite:PATH, or memory: to forget them at the end. On disk by default, so that "
+        "what a task did can be read after a restart.",
     )
     durability: Durability = _setting(
         "Log",
@@ -164,7 +164,7 @@ class Settings(BaseSettings):
         "Tasks",
         "long_task",
         "Which requests on task routes become tasks: those that ask with databricks_options.long_task, any "
-        "streaming one, all (long_task is added), or none. Nothing is taken over unasked by default.",
+        "streaming one, any streaming one with long_task added (force), or none. Nothing is taken over unasked by default.",
     )
     task_routes: Routes = _setting(
         "Tasks",
@@ -218,7 +218,7 @@ class Settings(BaseSettings):
     max_body: Size = _setting(
         "Limits",
         16 * MiB,
-        "Largest body of a request that may start a task; it is kept in memory and in the log. Four times "
+        "Largest body of a request that may start a task; it is kept in memory. Four times "
         "what Databricks takes.",
     )
     max_frame: Size = _setting(
@@ -227,14 +227,14 @@ class Settings(BaseSettings):
     max_tasks: Count = _setting(
         "Limits",
         5000,
-        "Running tasks of one owner; further starts get 429. More than one process should run.",
+        "Running tasks of one owner; further starts get 429. Far above one application, and still a bound.",
     )
 
     secret: Secret = _setting(
         "Access",
         None,
         "Key that turns credentials into owners; at least 16 characters. Better set by its variable or in "
-        "the file, since flags can be seen by others. None: a key is made once and kept beside the log.",
+        "the file, since flags can be seen by others. None: a key is made once and kept beside a log on disk.",
     )
 
     log_level: Level = _setting(

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from proxy.core.rules import Limits
 from proxy.errors import LegatoError
@@ -23,7 +23,7 @@ from proxy.web.passthrough import passthrough
 from proxy.web.start import StartConfig, Starter
 
 
-def create_app(settings: Settings) -> ASGIApp:
+def create_app(settings: Settings) -> App:
     """legato, ready for a server that runs its lifespan. What that can't open, it raises."""
     quiet_cuts()
     return App(settings)
@@ -42,6 +42,7 @@ class App:
         )
         self._upstream: Upstream
         self._starter: Starter
+        self._tasks: Tasks | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
@@ -51,6 +52,11 @@ class App:
             await self._starter(scope, receive, send)
         else:
             await passthrough(scope, receive, send, self._upstream)
+
+    async def drain(self) -> None:
+        """To be awaited before the server closes its sockets."""
+        if self._tasks is not None:
+            await self._tasks.drain(self._settings.drain)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -62,7 +68,7 @@ class App:
                 key = auth.owner_key(
                     settings.secret.get_secret_value() if settings.secret else None, settings.log
                 )
-                tasks = Tasks(log, upstream, group, task_config(settings))
+                tasks = self._tasks = Tasks(log, upstream, group, task_config(settings))
                 control = Control(tasks=tasks, log=log, owner_key=key)
                 app.router.routes[:] = control.routes(self._prefix)
                 self._upstream = upstream

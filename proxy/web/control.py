@@ -15,7 +15,7 @@ from proxy import __version__
 from proxy.core import messages as m
 from proxy.core.dialects.responses import Action
 from proxy.core.splice import loads
-from proxy.errors import ClientFault, InvalidRequest, LegatoError, TaskEnded, TaskNotFound
+from proxy.errors import ClientFault, IllegalMove, InvalidRequest, LegatoError, TaskEnded, TaskNotFound
 from proxy.log.base import Log, TaskRow
 from proxy.tasks import Tasks
 from proxy.web import auth
@@ -92,7 +92,10 @@ class Control:
         if row.summary.state != "cancelled":
             if runner is None or not row.summary.open:
                 raise TaskEnded(f"The task has ended: {row.summary.state}.")
-            await runner.take(m.CancelRequested(time.time()))
+            try:
+                await runner.take(m.CancelRequested(time.time()))
+            except IllegalMove:
+                raise TaskEnded("The task has just ended.") from None
         return JSONResponse(await self._whole(await self._log.get(row.id) or row))
 
     async def _own(self, request: Request) -> TaskRow:

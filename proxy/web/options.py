@@ -9,6 +9,8 @@ from typing import Any
 from proxy.core.rules import Limits
 from proxy.errors import InvalidRequest, LimitNotAllowed, NotAvailable
 
+# No limit has more digits; longer ones would be slow to read.
+_DIGITS = 18
 ENGAGE = ("long_task", "stream", "force", "off")
 _LATER_LIMITS = frozenset(
     {
@@ -39,55 +41,76 @@ _LATER = {
 }
 
 
+# Headers that make sense for a task only: with a body that can't be one they are a mistake.
+_ASK = ("legato-engage", "legato-limits", "legato-event-ids", "legato-session", "legato-parent")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One request's choices; None where it made none. ``named``: the headers that made them."""
+    """One task's choices."""
 
-    engage: str | None = None
     heartbeat: bool = True
     event_ids: bool = False
-    named: tuple[str, ...] = ()
+
+
+def engage(headers: Mapping[str, str]) -> str | None:
+    """The choice that ``Legato-Engage`` makes, if it makes one."""
+    return _choice(headers, "legato-engage")
 
 
 def read(headers: Mapping[str, str]) -> Options:
-    """The choices in ``Legato-*`` headers; an error names the header."""
-    chosen: dict[str, str] = {}
-    for name, allowed in _CHOICES.items():
-        value = headers.get(name)
-        if value is None:
-            continue
-        value = value.strip().lower()
-        if value not in allowed:
-            raise InvalidRequest(f"{_title(name)} must be one of {', '.join(allowed)}.", param=_title(name))
-        if value in _LATER.get(name, ()):
-            raise NotAvailable(f"{_title(name)}: {value} is not available yet.", param=_title(name))
-        chosen[name] = value
-    if "legato-session" in headers or "legato-parent" in headers:
-        name = "Legato-Session" if "legato-session" in headers else "Legato-Parent"
-        raise NotAvailable(f"{name} is not available yet.", param=name)
+    """The choices of a request that becomes a task; an error names the header."""
+    chosen = {name: _choice(headers, name) for name in _CHOICES}
+    for name, values in _LATER.items():
+        if chosen[name] in values:
+            raise NotAvailable(f"{_title(name)}: {chosen[name]} is not available yet.", param=_title(name))
+    for name in ("legato-session", "legato-parent"):
+        if name in headers:
+            raise NotAvailable(f"{_title(name)} is not available yet.", param=_title(name))
     return Options(
-        engage=chosen.get("legato-engage"),
-        heartbeat=chosen.get("legato-heartbeat") != "off",
-        event_ids=chosen.get("legato-event-ids") == "on",
-        named=tuple(_title(name) for name in (*chosen, *(["legato-limits"] * ("legato-limits" in headers)))),
+        heartbeat=chosen["legato-heartbeat"] != "off", event_ids=chosen["legato-event-ids"] == "on"
     )
 
 
+def refuse_without_body(headers: Mapping[str, str]) -> None:
+    """A body that is no JSON object passes through, unless a header asks for what only a task can give."""
+    for name in _ASK:
+        if name in headers and engage(headers) != "off":
+            raise InvalidRequest(
+                f"{_title(name)} asks for a task, but the body is not a JSON object.", param="body"
+            )
+
+
+def _choice(headers: Mapping[str, str], name: str) -> str | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    value, allowed = value.strip().lower(), _CHOICES[name]
+    if value not in allowed:
+        raise InvalidRequest(f"{_title(name)} must be one of {', '.join(allowed)}.", param=_title(name))
+    return value
+
+
 def limits(headers: Mapping[str, str], body: Mapping[str, Any], allowed: Limits) -> Limits:
-    """The operator's limits, tightened by ``Legato-Limits: max_cycles=5`` or the body's ``legato`` object."""
-    asked: dict[str, tuple[object, str]] = {}
+    """The operator's limits, tightened by ``Legato-Limits: max_cycles=5`` or the body's ``legato`` object.
+
+    Where both name a limit, the tighter one holds.
+    """
     given = body.get("legato")
     if given is not None and not isinstance(given, dict):
         raise InvalidRequest('legato must be an object such as {"max_cycles": 5}.', param="legato")
-    for name, value in (given or {}).items():
-        asked[name] = (value, f"legato.{name}")
+    asked: list[tuple[str, object, str]] = [
+        (name, value, f"legato.{name}") for name, value in (given or {}).items()
+    ]
     for part in filter(None, (part.strip() for part in headers.get("legato-limits", "").split(","))):
         name, _, text = part.partition("=")
-        number = int(text) if text.strip().isdecimal() else text
-        asked[name.strip()] = (number, "Legato-Limits")
-    for name, (value, param) in asked.items():
-        allowed = _tighten(allowed, name, value, param)
-    return allowed
+        number = int(text) if text.strip().isdecimal() and len(text) < _DIGITS else text
+        asked.append((name.strip(), number, "Legato-Limits"))
+    chosen = allowed
+    for name, value, param in asked:
+        tighter = _tighten(allowed, name, value, param)
+        chosen = replace(chosen, max_cycles=min(chosen.max_cycles, tighter.max_cycles))
+    return chosen
 
 
 def _tighten(allowed: Limits, name: str, value: object, param: str) -> Limits:

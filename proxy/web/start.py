@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.core.dialects import followup
 from proxy.core.rules import Limits
 from proxy.core.splice import loads
-from proxy.errors import BodyTooLarge, InvalidRequest, LegatoError, NotAvailable
+from proxy.errors import BodyTooLarge, LegatoError, NotAvailable
 from proxy.log.base import Log
 from proxy.runner import Runner
 from proxy.tasks import Start, Tasks
@@ -70,8 +70,10 @@ class Starter:
         self._route = re.compile("|".join(map(route_pattern, config.routes)) or r"(?!)").fullmatch
 
     def takes(self, scope: Scope) -> bool:
-        """Whether a request may start a task."""
-        return bool(scope["method"] == "POST" and self._route(scope["raw_path"].decode("latin-1")))
+        """Whether a request may start a task; any other one is passed on without reading its body."""
+        if scope["method"] != "POST" or not self._route(scope["raw_path"].decode("latin-1")):
+            return False
+        return self._config.engage != "off" or any(name == b"legato-engage" for name, _ in scope["headers"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Start a task, or pass the request on."""
@@ -84,37 +86,45 @@ class Starter:
             return
         headers = _as_text(scope["headers"])
         try:
-            asked = self._asked(scope, headers, raw)
+            plain = decoded(raw, headers.get("content-encoding"), self._config.max_body)
+            body = _object(plain)
+            asked = self._asked(scope, headers, raw, plain, body)
         except LegatoError as error:
             await send_error(send, error)
             return
-        if asked is None:
+        if asked is not None:
+            await self._start(asked, headers, receive, send)
+        elif body is not None and "legato" in body and plain is raw:
+            await passthrough(scope, receive, send, self._upstream, body=followup.first_body(raw))
+        else:
             await passthrough(scope, receive, send, self._upstream, body=raw)
-            return
-        await self._start(asked, headers, receive, send)
 
     # --- does it ask for a task? ------------------------------------------------------------------
 
-    def _asked(self, scope: Scope, headers: Mapping[str, str], raw: bytes) -> Start | None:
-        chosen = options.read(headers)
-        plain = decoded(raw, headers.get("content-encoding"), self._config.max_body)
-        body = _object(plain)
+    def _asked(
+        self,
+        scope: Scope,
+        headers: Mapping[str, str],
+        raw: bytes,
+        plain: bytes | None,
+        body: dict[str, Any] | None,
+    ) -> Start | None:
+        engage = options.engage(headers) or self._config.engage
         if body is None or plain is None:
-            if chosen.named and chosen.engage != "off":
-                raise InvalidRequest(
-                    f"{chosen.named[0]} asks for a task, but the body is not a JSON object.", param="body"
-                )
+            options.refuse_without_body(headers)
             return None
         conversation = followup.read(body)
-        if not _engages(chosen.engage or self._config.engage, conversation):
+        if not _engages(engage, conversation):
             return None
+        options.read(headers)
         if body.get("background") is True:
             raise NotAvailable("background tasks are not available yet.", param="background")
         limits = options.limits(headers, body, self._config.limits)
         target = target_of(scope)
+        force = engage == "force"
         sent = [pair for pair in without_legato(end_to_end(scope["headers"])) if pair[0] not in _OURS]
         sent.append((b"accept-encoding", b"identity"))
-        untouched = followup.first_body(plain) == plain
+        untouched = followup.first_body(plain, force=force) == plain
         return Start(
             owner=auth.owner_of(headers, self._key),
             conversation_key=_conversation_id(body),
@@ -123,7 +133,7 @@ class Starter:
             headers=[pair for pair in sent if pair[0] not in _FIRST_ONLY],
             body=plain,
             conversation=conversation,
-            force=(chosen.engage or self._config.engage) == "force",
+            force=force,
             limits=limits,
             secrets=auth.secret_values(scope["headers"]),
             first=Request("POST", target, sent, raw, decode=True, fresh=True) if untouched else None,

@@ -43,7 +43,7 @@ def asks(id_: object = "continue_a1", step: int = 3, response: str = "resp_u1", 
     return done({"type": "task_continue_request", "id": id_, "step": step} | extra, id=response)
 
 
-def completed(*items: dict[str, Any], response: str = "resp_u2", **extra: Any) -> bytes:
+def completed(*items: dict[str, Any], response: str = "resp_u1", **extra: Any) -> bytes:
     """The good ending."""
     body = {"id": response, "object": "response", "created_at": 1, "status": "completed", "output": items}
     return frame({"type": "response.completed", "sequence_number": 9, "response": body | extra})
@@ -57,4 +57,4 @@ def sse(*chunks: Any, **answer: Any) -> Answer:
 def two_cycles() -> list[Answer]:
     """A continuation, then the ending."""
     first = sse(created(), done(message("one", "m1")), asks())
-    return [first, sse(delta("two", "m2"), completed(message("two", "m2")))]
+    return [first, sse(delta("two", "m2"), completed(message("two", "m2"), response="resp_u2"))]

@@ -77,9 +77,7 @@ def read(body: bytes) -> tuple[list[Block], bytes]:
     return blocks, body[start:]
 
 
-def _block(
-    raw: bytes, fields: list[tuple[bytes, bytes]], front: list[bytes], inside: list[bytes]
-) -> Block:
+def _block(raw: bytes, fields: list[tuple[bytes, bytes]], front: list[bytes], inside: list[bytes]) -> Block:
     data = [value for name, value in fields if name == b"data"]
     last = dict(fields)
     return Block(

@@ -182,6 +182,11 @@ class ScriptedUpstream:
         """From now on play these, the last one again and again."""
         self.answers, self._played = list(answers), 0
 
+    def shut(self) -> None:
+        """Accept no more connections: from now on they are refused."""
+        assert self._server is not None
+        self._server.close()
+
     async def until(self, holds: Callable[[], bool], limit: float = LIMIT) -> None:
         """Wait until this holds; it is looked at whenever a request or a connection changes."""
         with anyio.fail_after(limit):

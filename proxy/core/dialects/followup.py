@@ -151,6 +151,16 @@ def _set_long_task(editor: Editor) -> None:
         editor.set(("databricks_options",), '{"long_task":true}')
 
 
+def proves(items: Sequence[Item], replay: str) -> bool:
+    """Whether a follow-up that upstream took says that this policy is right, and not a smaller one too.
+
+    With one continuation so far all pairs are the last pair; with no other items they are all items.
+    """
+    rest = POLICIES[POLICIES.index(replay) + 1 :] if replay in POLICIES else ()
+    added = _added(items, replay)
+    return all(_added(items, smaller) != added for smaller in rest)
+
+
 def next_form(replay: str, key: str, text: str, *, key_tried: bool) -> tuple[str, str] | None:
     """Another replay policy or key to try after a 400 whose text is ``text``; None if it is final.
 
