@@ -6,7 +6,7 @@ notes carry none. A *batch* is written whole or not at all. Only the holder of t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from proxy.core.messages import Event, Record, Summary
@@ -52,6 +52,20 @@ class Tail(Protocol):
         the task's stream is over and all of it was given: then it doesn't wait, so look at ``ended`` before
         asking again. ``TaskNotFound`` if the task was deleted, ``LogUnavailable`` if the log was closed or
         can't be read. For one caller at a time; a cancelled call loses nothing.
+        """
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``next`` would not wait."""
+
+    def take(self) -> Sequence[Event]:
+        """``next`` without waiting: what there is, perhaps nothing."""
+
+    def watch(self, news: Callable[[], None]) -> None:
+        """Call ``news`` once, when ``ready`` becomes true; only while it is false, and not beside ``next``.
+
+        It is called in the writer's own turn, so that an event needs no turn of the reader's: it must be
+        quick, must not raise, and may ``take`` and ``watch`` again.
         """
 
     @property

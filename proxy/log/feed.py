@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from proxy.core.messages import Event, Summary
 from proxy.errors import LogUnavailable
@@ -141,23 +142,23 @@ class Feed:
         del self._window[:first]
 
     def _wake_waiting(self) -> None:
-        for tail in self._waiting:
+        waiting, self._waiting = self._waiting, set()
+        for tail in waiting:
             tail.release()
-        self._waiting.clear()
 
-    async def wait(self, tail: FeedTail, released: asyncio.Future[None]) -> None:
-        """Until this reader is released: by news, by its own ``wake``, or by an error."""
+    def wait(self, tail: FeedTail) -> None:
+        """Tell this reader of the next news."""
         self._waiting.add(tail)
-        try:
-            await released
-        finally:
-            self._waiting.discard(tail)
+
+    def stop_waiting(self, tail: FeedTail) -> None:
+        """Idempotent."""
+        self._waiting.discard(tail)
 
 
 class FeedTail:
     """One reader's place in a task's events; ``next`` is for one caller at a time."""
 
-    __slots__ = ("_closed", "_cursor", "_feed", "_loop", "_released", "_seen", "_woken")
+    __slots__ = ("_closed", "_cursor", "_feed", "_loop", "_news", "_seen", "_woken")
 
     def __init__(self, feed: Feed, after: int) -> None:
         self._feed = feed
@@ -166,7 +167,7 @@ class FeedTail:
         self._woken = False
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._released: asyncio.Future[None] | None = None
+        self._news: Callable[[], None] | None = None
 
     async def next(self) -> Sequence[Event]:
         """As in the contract; raises what the feed failed with."""
@@ -175,12 +176,31 @@ class FeedTail:
             if not feed.holds(self._cursor):
                 # Reading the log doesn't suspend by itself, and others want their turn.
                 await asyncio.sleep(0)
-        elif self._seen == feed.version and not self._woken and feed.summary.open:
-            self._released = self._loop.create_future()
-            await feed.wait(self, self._released)
-        return self._take()
+        elif not self.ready:
+            released = self._loop.create_future()
+            self.watch(partial(_release, released))
+            try:
+                await released
+            finally:
+                self._news = None
+                feed.stop_waiting(self)
+        return self.take()
 
-    def _take(self) -> Sequence[Event]:
+    @property
+    def ready(self) -> bool:
+        """As in the contract."""
+        feed = self._feed
+        return (
+            feed.cursor > self._cursor or self._seen != feed.version or self._woken or not feed.summary.open
+        )
+
+    def watch(self, news: Callable[[], None]) -> None:
+        """As in the contract."""
+        self._news = news
+        self._feed.wait(self)
+
+    def take(self) -> Sequence[Event]:
+        """As in the contract; raises what the feed failed with."""
         feed = self._feed
         self._woken = self._closed
         if self._closed:
@@ -195,13 +215,15 @@ class FeedTail:
         return events
 
     def release(self) -> None:
-        """Let a waiting ``next`` go on."""
-        if self._released is not None and not self._released.done():
-            self._released.set_result(None)
+        """There is news: tell whoever watches, once."""
+        news, self._news = self._news, None
+        if news is not None:
+            news()
 
     def wake(self) -> None:
         """As in the contract."""
         self._woken = True
+        self._feed.stop_waiting(self)
         self.release()
 
     def close(self) -> None:
@@ -219,3 +241,8 @@ class FeedTail:
     def summary(self) -> Summary:
         """The newest summary that readers may know."""
         return self._feed.summary
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from functools import partial
+from typing import Any, cast
 
 import anyio
 from starlette.types import Message, Receive, Send
@@ -39,6 +41,8 @@ class Reader:
         self._writes = 0
         self._writing = False
         self._stuck = -1
+        self._idle: asyncio.Future[None] = self._loop.create_future()
+        self._begun: Begun | None = None
 
     async def run(self, receive: Receive) -> None:
         """Send everything up to the task's ending. Afterwards ``complete`` says whether it got there."""
@@ -59,10 +63,13 @@ class Reader:
         self._scope.cancel()
 
     async def _pump(self) -> None:
+        """Send what there is, then wait; what comes while we wait is handed over by ``_push``."""
         tail = self._tail
         while True:
             try:
-                events = await tail.next()
+                if not tail.ready:
+                    await self._wait()
+                events = tail.take()
             except (TaskNotFound, LogUnavailable):
                 return
             if events:
@@ -73,6 +80,42 @@ class Reader:
             elif self._heartbeat and self._loop.time() - self._last >= self._heartbeat:
                 await self._write(heartbeat_line(tail.summary))
 
+    async def _wait(self) -> None:
+        """Until there is something that can't be handed over at once."""
+        self._idle = self._loop.create_future()
+        self._tail.watch(self._push)
+        await self._idle
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            await begun
+            self._writing = False
+            self._last = self._loop.time()
+
+    def _push(self) -> None:
+        """Hand events over in the turn of whoever wrote them to the log: no task is woken for them.
+
+        A server's ``send`` seldom suspends: only where the client reads slowly. Then, and for all that is
+        no plain event, the pump goes on.
+        """
+        tail = self._tail
+        try:
+            if tail.summary.open and (events := tail.take()):
+                self._begun = _begin(self._send(self._message(self._body(events))))
+                if self._begun is None:
+                    self._last = self._loop.time()
+                    if not tail.ready:
+                        tail.watch(self._push)
+                        return
+                else:
+                    self._writing = True
+                    self._writes += 1
+        except Exception as exc:  # noqa: BLE001  not the writer's trouble: the pump meets it again
+            if not self._idle.done():
+                self._idle.set_exception(exc)
+            return
+        if not self._idle.done():
+            self._idle.set_result(None)
+
     def _body(self, events: Sequence[Event]) -> bytes:
         if self._event_ids:
             return b"".join(b"id: %d\n%b" % event for event in events)
@@ -80,11 +123,13 @@ class Reader:
             return events[0].data
         return b"".join([event.data for event in events])
 
+    def _message(self, body: bytes) -> Message:
+        return {"type": "http.response.body", "body": body, "more_body": True}
+
     async def _write(self, body: bytes) -> None:
-        message: Message = {"type": "http.response.body", "body": body, "more_body": True}
         self._writes += 1
         self._writing = True
-        await self._send(message)
+        await self._send(self._message(body))
         self._writing = False
         self._last = self._loop.time()
 
@@ -112,6 +157,38 @@ class Reader:
                 left = self._heartbeat
             wait = min(wait, left)
         self._timer = self._loop.call_later(wait, self._tick)
+
+
+class Begun:
+    """A call that was begun outside a task and has suspended: whoever awaits this goes on with it."""
+
+    def __init__(self, call: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        self._call = call
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                got = yield waits_for
+            except BaseException as exc:  # noqa: BLE001  a cancellation belongs into the call
+                step: Callable[[], Any] = partial(self._call.throw, exc)
+            else:
+                step = partial(self._call.send, got)
+            try:
+                waits_for = step()
+            except StopIteration:
+                return
+
+
+def _begin(call: Awaitable[None]) -> Begun | None:
+    """Run a call up to where it first suspends; None if it never did and is over."""
+    coroutine = cast("Coroutine[Any, Any, None]", call)
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration:
+        return None
+    return Begun(coroutine, waits_for)
 
 
 def heartbeat_line(summary: Summary) -> bytes:

@@ -53,6 +53,17 @@ async def everything(tail: Tail) -> list[Event]:
     return found
 
 
+def waits(tail: Tail) -> bool:
+    """Whether ``next`` would wait; an answer that it gives instead is lost."""
+    asking = tail.next()
+    try:
+        asking.send(None)
+    except StopIteration:
+        return False
+    asking.close()
+    return True
+
+
 async def ids(log: Log, **filters: object) -> list[str]:
     """The ids of a list."""
     return [row.id for row in await log.list(**filters)]  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from log.builders import COMPLETED, RUNNING, cursors, events, everything, fill, ids, row_of, task
+from log.builders import COMPLETED, RUNNING, cursors, events, everything, fill, ids, row_of, task, waits
 
 from proxy.core.messages import Event, Note, Summary
 from proxy.errors import LogFull, LogUnavailable, StaleWriter, TaskNotFound
@@ -125,7 +125,7 @@ async def test_a_restart_finds_everything_as_it_was(path: str):
     ended = Summary(
         "incomplete", False, "max_cycles", "resp_1", 3, 17, b"data: [DONE]\xff\n\n", ("req_1", "req_2")
     )
-    await log.create(task(conversation="talk"), written)
+    await log.create(task(conversation="talk \ud800"), written)
     epoch = await log.take("task_1")
     await log.append("task_1", epoch, 2, events(3, 2), ended)
     before = await row_of(log)
@@ -135,7 +135,7 @@ async def test_a_restart_finds_everything_as_it_was(path: str):
     assert await row_of(log) == before
     assert before.summary == ended
     assert await log.find("resp_1", "owner") == before
-    assert await ids(log, owner="owner", conversation="talk") == ["task_1"]
+    assert await ids(log, owner="owner", conversation="talk \ud800") == ["task_1"]
     assert [record async for record in log.records("task_1")] == [*written, *events(3, 2)]
     assert cursors(await everything(await log.tail("task_1", after=1))) == [2, 3, 4]
     newer = await log.take("task_1")
@@ -370,6 +370,7 @@ async def test_a_batch_that_cant_be_stored_leaves_no_transaction(log: SqliteLog)
     await log.create(task(), [])
     with pytest.raises(UnicodeEncodeError):
         await log.append("task_1", 1, -1, [Note("\ud800", b""), *events(0, 1)])
+    assert not connection_of(log).in_transaction
     await fill(log, 1)
     assert cursors(await log.read("task_1")) == [0]
 
@@ -390,18 +391,20 @@ async def test_records_that_somebody_else_removed_are_missed(log: SqliteLog):
 async def test_with_power_nothing_is_told_before_it_is_on_the_disk(disk: Disk, power: SqliteLog):
     """Neither events nor the end reach a reader, a list or a read while the disk works."""
     disk.allowed.set()
-    await power.create(task(), [])
+    await power.create(task(), events(0, 1))
     tail = await power.tail("task_1")
     disk.allowed.clear()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            group.start_soon(power.append, "task_1", 1, -1, events(0, 1), COMPLETED)
+            group.start_soon(power.append, "task_1", 1, 0, events(1, 1), COMPLETED)
             await until(lambda: disk.syncs == 2)
-            assert not tail.ended
-            assert not await power.read("task_1")
-            assert (await row_of(power))[6:] == (-1, 10, RUNNING)
-            disk.allowed.set()
             assert cursors(await tail.next()) == [0]
+            assert waits(tail)
+            assert not tail.ended
+            assert cursors(await power.read("task_1")) == [0]
+            assert (await row_of(power))[6:] == (0, 20, RUNNING)
+            disk.allowed.set()
+            assert cursors(await tail.next()) == [1]
     assert tail.ended
     assert (await row_of(power)).summary == COMPLETED
 
@@ -468,8 +471,8 @@ async def test_who_takes_over_knows_what_was_committed(disk: Disk, log: SqliteLo
             await until(lambda: disk.syncs == 1)
             asyncio.get_running_loop().call_later(0.01, disk.allowed.set)
             epoch = await log.take("task_1")
-    row = await row_of(log)
-    assert (row.cursor, row.summary) == (0, COMPLETED)
+            row = await row_of(log)
+            assert (row.cursor, row.summary) == (0, COMPLETED)
     await log.append("task_1", epoch, 0, events(1, 1))
     assert cursors(await everything(tail)) == [0, 1]
 
@@ -485,6 +488,7 @@ async def test_an_overtaking_batch_leaves_no_gap(disk: Disk, log: SqliteLog):
             await log.append("task_1", 1, 0, events(1, 1))
             assert cursors(await tail.next()) == [0, 1]
             disk.allowed.set()
+    assert (await row_of(log)).cursor == 1
     await log.append("task_1", 1, 1, events(2, 1))
     assert cursors(await tail.next()) == [2]
 
@@ -557,6 +561,17 @@ async def test_the_write_ahead_file_stays_bounded(path: str, monkeypatch: pytest
     assert not os.access(path + "-wal", os.F_OK)
     log = await opened(path)
     assert (await row_of(log)).cursor == cursor - 1
+    await log.close()
+
+
+async def test_closing_waits_for_a_checkpoint(path: str):
+    """Whatever runs in a thread is finished, not torn, and the next start finds everything."""
+    log = await opened(path)
+    await log.create(task(), events(0, 1000, b"x" * 1000))
+    wal_of(log).checkpoint()
+    await log.close()
+    log = await opened(path)
+    assert (await row_of(log)).cursor == 999
     await log.close()
 
 
