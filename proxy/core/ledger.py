@@ -90,6 +90,7 @@ class Ledger:
     items: list[Item] = field(default_factory=list)
     by_id: dict[str, list[Item]] = field(default_factory=dict)
     by_call: dict[tuple[str | None, str], list[Item]] = field(default_factory=dict)
+    open_calls: dict[tuple[str | None, str], Item] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     usages: list[tuple[int, dict[str, Any] | None]] = field(default_factory=list)
     outputs: set[str] = field(default_factory=set)
@@ -204,6 +205,11 @@ class Ledger:
         if item.call_id is not None:
             self.by_call.setdefault((item.type, item.call_id), []).append(item)
             self.used.add(item.call_id)
+            base = dialect.answered_type(item.type)
+            if base is None:
+                self.open_calls[item.type, item.call_id] = item
+            else:
+                self.open_calls.pop((base, item.call_id), None)
         if item.answers is not None:
             self.outputs.add(item.answers)
 
@@ -267,8 +273,7 @@ class Ledger:
     def open_call(self, type_: str | None, call_id: str) -> Item | None:
         """The newest call under this id that an output of this type would answer."""
         base = dialect.answered_type(type_)
-        calls = self.by_call.get((base, call_id)) if base is not None else None
-        return calls[-1] if calls and calls[-1] in self.unanswered() else None
+        return self.open_calls.get((base, call_id)) if base is not None else None
 
     def unanswered(self) -> list[Item]:
         """Items whose id or call id no later item answers, nor an output that was an event of its own."""

@@ -46,9 +46,14 @@ def loads(data: bytes) -> Any:
 
 def _loads(data: bytes) -> Any:
     try:
-        return json.loads(data.decode(), parse_constant=_refuse)
+        return json.loads(data.decode(), parse_int=_integer, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _integer(text: str) -> int | float:
+    """As orjson has it: what needs more than 64 bits is a float."""
+    return float(text) if len(text) > 20 or not -(2**63) <= int(text) < 2**64 else int(text)
 
 
 def _deep(value: object) -> bool:

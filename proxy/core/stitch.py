@@ -415,7 +415,7 @@ class Stitch:
         return data
 
     def _adapt_item(self, data: bytes, seen: Seen, slot: Slot) -> bytes:
-        body, item = seen.body, seen.item
+        body, item = seen.body, seen.item if seen.kind is not Kind.PART else None
         if item is not None:
             self._rename(slot, item)
         elif isinstance(body.get("item_id"), str):
