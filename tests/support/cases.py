@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+
 from support.upstream import Answer, Chunk
 
 INPUTS = Path(__file__).parent.parent / "cases" / "inputs"

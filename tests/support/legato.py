@@ -19,12 +19,12 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-from support.client import LIMIT, RawAnswer, RawClient, connect
-from support.server import Running, serve
-from support.upstream import ScriptedUpstream
 
 from proxy.settings import Settings
 from proxy.web.app import create_app
+from support.client import LIMIT, RawAnswer, RawClient, connect
+from support.server import Running, serve
+from support.upstream import ScriptedUpstream
 
 ROUTE = "/serving-endpoints/sup-demo/invocations"
 OWNER = ("authorization", "Bearer tok-A")
@@ -102,19 +102,37 @@ class Reading:
         """Read to the end; the whole body."""
         if not self.status:
             await self.head(limit)
+        length = self.one("content-length")
         with anyio.fail_after(limit):
-            while chunk := await self.client.chunk(limit):
-                self.body += chunk
+            if length is not None:
+                self.body = await self.client.reader.readexactly(int(length))
+            else:
+                await self._chunks(limit)
         self.complete = True
         return self.body
 
+    async def _chunks(self, limit: float) -> None:
+        parts = [self.body]
+        try:
+            while chunk := await self.client.chunk(limit):
+                parts.append(chunk)
+        finally:
+            self.body = b"".join(parts)
+
 
 class Legato:
-    """A running proxy."""
+    """A running proxy; ``server`` where it runs in the test's own process."""
 
-    def __init__(self, server: Running) -> None:
-        self.server = server
-        self.url, self.port = server.url, server.port
+    def __init__(self, port: int, server: Running | None = None) -> None:
+        self.port, self.server = port, server
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def idle(self, limit: float = 2) -> None:
+        """Wait until the server works on no request any more."""
+        assert self.server is not None
+        with anyio.fail_after(limit):
+            while self.server.requests_open:
+                await anyio.lowlevel.checkpoint()
 
     @asynccontextmanager
     async def start(
@@ -177,29 +195,36 @@ async def legato(upstream: ScriptedUpstream | str, **settings: Any) -> AsyncIter
     url = upstream if isinstance(upstream, str) else upstream.url
     values: dict[str, Any] = {"upstream": url, "log": "memory:", "seam_grace": 0.05, "max_silence": 5.0}
     async with serve(create_app(Settings(**(values | settings)))) as server:
-        yield Legato(server)
+        yield Legato(server.port, server)
 
 
 @asynccontextmanager
 async def proxied(**settings: Any) -> AsyncIterator[tuple[ScriptedUpstream, Legato]]:
-    """A scripted upstream with the product before it; no connection of either is left half-closed."""
-    async with ScriptedUpstream() as upstream:
-        async with legato(upstream, **settings) as proxy:
-            yield upstream, proxy
-            assert half_closed(upstream.port, proxy.port) == 0
-        await upstream.until(lambda: upstream.open == 0)
+    """A scripted upstream with the product before it."""
+    async with ScriptedUpstream() as upstream, legato(upstream, **settings) as proxy:
+        yield upstream, proxy
 
 
-def half_closed(*ports: int) -> int:
-    """Sockets in CLOSE_WAIT with one of these ports at either end: the peer has closed, and we haven't."""
+async def released(upstream: ScriptedUpstream, proxy: Legato, limit: float = 2) -> None:
+    """Within two seconds nothing of an exchange is left open, on either side."""
+    await upstream.until(lambda: upstream.open == 0, limit)
+    with anyio.fail_after(limit):
+        while half_closed(upstream.port, proxy.port):
+            await anyio.lowlevel.checkpoint()
+
+
+def half_closed(upstream: int, proxy: int) -> int:
+    """The product's sockets in CLOSE_WAIT: the peer has closed, and it hasn't."""
     table = Path("/proc/net/tcp")
     if not table.exists():
         return 0
-    ours = {f"{port:04X}" for port in ports}
-    rows = (line.split() for line in table.read_text().splitlines()[1:])
-    return sum(
-        row[3] == "08" and bool(ours & {row[1].rpartition(":")[2], row[2].rpartition(":")[2]}) for row in rows
-    )
+    rows = (line.split()[1:4] for line in table.read_text().splitlines()[1:])
+    ends = [(_port(local), _port(remote)) for local, remote, state in rows if state == "08"]
+    return sum(local == proxy or remote == upstream for local, remote in ends)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def _text(value: bytes | None) -> str | None:

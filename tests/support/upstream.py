@@ -149,14 +149,18 @@ class ScriptedUpstream:
     _played: int = 0
 
     async def __aenter__(self) -> ScriptedUpstream:
+        await self.listen()
+        return self
+
+    async def listen(self) -> None:
+        """Accept connections; after ``shut`` on the same port again."""
         loop = asyncio.get_running_loop()
 
         def protocol() -> asyncio.StreamReaderProtocol:
             return asyncio.StreamReaderProtocol(_Reader(limit=1 << 20, loop=loop), self._serve, loop=loop)
 
-        self._server = await loop.create_server(protocol, self.host, 0, ssl=self.tls, backlog=1024)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
+        server = await loop.create_server(protocol, self.host, self.port, ssl=self.tls, backlog=1024)
+        self._server, self.port = server, server.sockets[0].getsockname()[1]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
