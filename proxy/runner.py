@@ -17,7 +17,7 @@ import structlog
 from anyio.abc import TaskGroup
 
 from proxy.core import messages as m
-from proxy.core.messages import Effect, Event, Input, TimerName
+from proxy.core.messages import Effect, Input, TimerName
 from proxy.core.task import Task
 from proxy.errors import LogUnavailable, UpstreamFault, UpstreamTimeout, UpstreamUnreachable
 from proxy.log.base import Log, NewTask
@@ -30,13 +30,13 @@ logger = structlog.stdlib.get_logger(__name__)
 
 
 def is_event_stream(exchange: Exchange) -> bool:
-    """A 2xx whose media type says event stream, whatever its letter case and parameters."""
+    """A 2xx whose media type says event stream, in any letter case, and whose encoding could be undone."""
     if not 200 <= exchange.status < 300:
         return False
-    for name, value in exchange.headers:
-        if name.lower() == b"content-type":
-            return value.split(b";")[0].strip().lower() == b"text/event-stream"
-    return False
+    named = {name.lower(): value.strip().lower() for name, value in exchange.headers}
+    if named.get(b"content-encoding", b"identity") != b"identity":
+        return False
+    return named.get(b"content-type", b"").split(b";")[0].strip() == b"text/event-stream"
 
 
 class Runner:
@@ -73,7 +73,6 @@ class Runner:
         self._learned = learned
         self._first = first
         self._epoch = 0
-        self._cursor = -1
         self._lock = asyncio.Lock()
         self._order: m.OpenExchange | None = None
         self._exchange: Exchange | None = None
@@ -165,13 +164,10 @@ class Runner:
             cut()
 
     async def _append(self, order: m.Append) -> None:
-        records = order.records
-        if not records and order.summary is None:
-            return
-        await self._log.append(
-            self.row.id, self._epoch, self._cursor, records, order.summary, sync=order.sync
-        )
-        self._cursor += sum(1 for record in records if type(record) is Event)
+        if order.records or order.summary is not None:
+            await self._log.append(
+                self.row.id, self._epoch, order.after, order.records, order.summary, sync=order.sync
+            )
 
     async def _perform(self, effect: Effect) -> None:
         match effect:

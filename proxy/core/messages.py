@@ -178,11 +178,15 @@ Level = Literal["debug", "info", "warning", "error"]
 # --- effects ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Write these records in one batch. ``sync``: they must be on the disk before a later effect."""
+class Append(NamedTuple):
+    """Write these records in one batch: the one effect that comes often, so the one that is cheap to make.
+
+    ``after`` is the newest event's cursor before them. ``sync``: they must be on the disk before a later
+    effect.
+    """
 
     records: tuple[Record, ...]
+    after: int
     summary: Summary | None = None
     sync: bool = False
 

@@ -250,37 +250,44 @@ def set_number(data: bytes, body: dict[str, Any], key: str, value: int) -> bytes
     once, that is the member; where the object has none, it goes before the last brace.
     """
     old = body.get(key)
-    if old == value and type(old) is int:
-        return data
-    if key not in body:
+    if type(old) is int:
+        if old == value:
+            return data
+        quoted = b'"%b":%d' % (key.encode(), old)
+        at = data.find(quoted)
+        end = at + len(quoted)
+        if at >= 0 and data[end : end + 1] in _AFTER_NUMBER and _only(data, b'"%b"' % key.encode()):
+            return b"%b%d%b" % (data[: at + len(key) + 3], value, data[end:])
+    elif key not in body:
         brace = data.rindex(b"}")
         comma = b"," if body else b""
         return b'%b%b"%b":%d%b' % (data[:brace], comma, key.encode(), value, data[brace:])
-    quoted = b'"%b"' % key.encode()
-    at = data.find(quoted) + len(quoted)
-    if type(old) is int and data.count(quoted) == 1 and data[at : at + 1] == b":" and _ESCAPED not in data:
-        at += 1
-        digits = b"%d" % old
-        if data.startswith(digits, at) and data[at + len(digits) : at + len(digits) + 1] in _AFTER_NUMBER:
-            return b"%b%d%b" % (data[:at], value, data[at + len(digits) :])
     editor = Editor(data.decode())
     editor.set((key,), str(value))
     return editor.result().encode()
+
+
+def set_string(data: bytes, body: dict[str, Any], key: str, value: str) -> bytes:
+    """``data`` with the top-level string member ``key`` set to ``value``; ``body`` is ``data``, parsed."""
+    old = body.get(key)
+    if isinstance(old, str) and _plain(old):
+        quoted = b'"%b":"%b"' % (key.encode(), old.encode())
+        if data.find(quoted) >= 0 and _only(data, b'"%b"' % key.encode()):
+            return data.replace(quoted, b'"%b":%b' % (key.encode(), dumps(value).encode()))
+    editor = Editor(data.decode())
+    editor.set((key,), dumps(value))
+    return editor.result().encode()
+
+
+def _only(data: bytes, key: bytes) -> bool:
+    """Whether the one place where a quoted key stands must be the top-level member.
+
+    It must, unless a key further down has this name and the member itself is written with an escape.
+    """
+    return data.count(key) == 1 and (_ESCAPED not in data or data.count(b"{") == 1)
 
 
 # An ASCII letter can be written as an escape, also in a key; then what looks like the member may not be it.
 _ESCAPED = b"\\u00"
 _plain = re.compile(r"[\w.-]+", re.ASCII).fullmatch
 _AFTER_NUMBER = (b",", b"}", b" ", b"\n")
-
-
-def set_string(data: bytes, body: dict[str, Any], key: str, value: str) -> bytes:
-    """``data`` with the top-level string member ``key`` set to ``value``; ``body`` is ``data``, parsed."""
-    old = body.get(key)
-    if isinstance(old, str) and _plain(old) and _ESCAPED not in data:
-        quoted = b'"%b"' % old.encode()
-        if data.count(quoted) == 1:
-            return data.replace(quoted, dumps(value).encode())
-    editor = Editor(data.decode())
-    editor.set((key,), dumps(value))
-    return editor.result().encode()

@@ -108,7 +108,7 @@ class Stitch:
     def _take(self, frame: Frame, seen: Seen) -> None:
         kind = seen.kind
         if kind is Kind.PART and self.segment.first and not self.segment.slots:
-            self._show(frame, seen)
+            self._show_plain(frame, seen)
         elif kind is Kind.OPENING:
             self._opening(frame, seen)
         elif kind is Kind.TERMINAL:
@@ -366,16 +366,27 @@ class Stitch:
         elif self.segment.hidden and type(body.get("output_index")) is int:
             shift = sum(1 for hidden in self.segment.hidden if hidden < body["output_index"])
             data = set_number(data, body, "output_index", body["output_index"] - shift)
-        changed = data is not frame.data
-        if changed:
-            seen = seen._replace(body=loads(data))
-        data = set_number(data, seen.body, "sequence_number", cursor)
+        if data is not frame.data:
+            if slot is None or dialect.tells_of_ids(seen):
+                seen = seen._replace(body=loads(data))
+            elif "output_index" in body:
+                seen = seen._replace(body={**body, "output_index": slot.index})
+        data = set_number(data, body, "sequence_number", cursor)
         if seen.kind is Kind.ITEM:
             raw_item = self._item_note(frame, data)
         self.out.append(Event(cursor, self._line(frame, seen, data)))
         ledger.event(cursor, seen, raw_item, event_line=frame.event is not None)
         if raw_item is not None:
             self.segment.finished.append(ledger.items[-1])
+
+    def _show_plain(self, frame: Frame, seen: Seen) -> None:
+        """``_show`` for what nearly every event is: a part of the first segment, where nothing is hidden."""
+        ledger, data = self.ledger, frame.data
+        cursor = ledger.cursor + 1
+        numbered = set_number(data, seen.body, "sequence_number", cursor)
+        raw = frame.raw if numbered is data else frame.with_data(numbered)
+        self.out.append(Event(cursor, raw))
+        ledger.event(cursor, seen, None, event_line=frame.event is not None)
 
     def _item_note(self, frame: Frame, data: bytes) -> str:
         """The item's text as shown; a note keeps upstream's own where the two differ."""
@@ -394,9 +405,7 @@ class Stitch:
                 return frame.with_event(None, data)
             if wanted and frame.event is None and seen.type is not None:
                 return frame.with_event(seen.type.encode("utf-8", "replace"), data)
-        if data is None or data is frame.data:
-            return frame.raw
-        return frame.with_data(data)
+        return frame.raw if data is None or data is frame.data else frame.with_data(data)
 
     def _adapt(self, data: bytes, seen: Seen, slot: Slot | None) -> bytes:
         """A later segment's event, made to fit the first: its response id, and its item's ids and index."""

@@ -160,6 +160,7 @@ class Task:
         self.stitch: Stitch | None = None
         self.logged = 0
         self._out: list[Record] = []
+        self._written = -1
         self._effects: list[Effect] = []
         self._grace = False
         self._summary: Summary | None = None
@@ -551,7 +552,8 @@ class Task:
         for record in records:
             self.logged += len(record.data)
         summary = self._changed()
-        self._effects.append(m.Append(records, summary, sync))
+        self._effects.append(m.Append(records, self._written, summary, sync))
+        self._written = self.ledger.cursor
 
     def _changed(self) -> Summary | None:
         """The summary, if anything in it but the step has moved since it was last written."""

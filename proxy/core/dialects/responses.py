@@ -145,6 +145,11 @@ def response_id(seen: Seen) -> tuple[str | None, bool]:
     return outer, False
 
 
+def tells_of_ids(seen: Seen) -> bool:
+    """Whether the ledger learns more from an event than its step and that its item's id is used."""
+    return seen.kind is not Kind.PART or seen.type == CALL_OUTPUT
+
+
 def step_of(seen: Seen) -> int | None:
     """``step`` on the event, else on its item: tool-call steps done so far (vendor documentation)."""
     step = seen.body.get("step")
