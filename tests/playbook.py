@@ -163,7 +163,8 @@ class Playbook:
     def _carry_out(self, effect: m.Effect, before: list[m.Effect]) -> None:
         assert not self.finished or not isinstance(effect, m.OpenExchange | m.SetTimer)
         match effect:
-            case m.Append(records, _, summary):
+            case m.Append(records, after, summary):
+                assert after == len(self.events) - 1, "the batch goes where the log ends"
                 self._append(records, summary)
             case m.OpenExchange(operation, cycle, body):
                 self._open(operation, cycle, body, before)

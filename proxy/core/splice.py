@@ -282,12 +282,12 @@ def set_string(data: bytes, body: dict[str, Any], key: str, value: str) -> bytes
 def _only(data: bytes, key: bytes) -> bool:
     """Whether the one place where a quoted key stands must be the top-level member.
 
-    It must, unless a key further down has this name and the member itself is written with an escape.
+    It must, unless the member itself, or another of its name behind it, is written with an escape.
     """
-    return data.count(key) == 1 and (_ESCAPED not in data or data.count(b"{") == 1)
+    return data.count(key) == 1 and not (_ESCAPED in data and _ascii_escape(data))
 
 
-# An ASCII letter can be written as an escape, also in a key; then what looks like the member may not be it.
 _ESCAPED = b"\\u00"
+_ascii_escape = re.compile(rb"\\u00[2-7]").search
 _plain = re.compile(r"[\w.-]+", re.ASCII).fullmatch
 _AFTER_NUMBER = (b",", b"}", b" ", b"\n")

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from proxy.core import splice
@@ -234,6 +234,9 @@ TRICKY = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(TRICKY, st.integers(0, 30))
+@example(r'{"n":1,"\u006e":1}', 0)
+@example(r'{"a":{"n":1},"\u006e":1}', 0)
+@example('{"a":{"n":1},"n" :1}', 0)
 def test_set_number_is_an_edit_like_any_other(text: str, number: int) -> None:
     """The short cut gives what parsing and editing give, wherever else the name or the digits stand."""
     data = text.encode()
