@@ -14,7 +14,6 @@ from dataclasses import replace
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup
 
 from proxy.core import messages as m
 from proxy.core.messages import Effect, Input, TimerName
@@ -81,7 +80,7 @@ class Runner:
         self._wake = asyncio.Event()
         self._finished = False
         self._timers: dict[TimerName, asyncio.TimerHandle] = {}
-        self._group: TaskGroup | None = None
+        self._fires: set[asyncio.Task[None]] = set()
         self._logger = logger.bind(task=row.id)
 
     # --- the first cycle --------------------------------------------------------------------------
@@ -117,9 +116,9 @@ class Runner:
 
     # --- the life of a task -----------------------------------------------------------------------
 
-    async def run(self, group: TaskGroup) -> None:
+    async def run(self) -> None:
         """Run exchanges until the core says that nobody need."""
-        self._group, self._own_task = group, asyncio.current_task()
+        self._own_task = asyncio.current_task()
         try:
             while not self._finished:
                 if self._exchange is None and self._order is None:
@@ -128,6 +127,12 @@ class Runner:
                     continue
                 with anyio.CancelScope() as self._scope:
                     await self._run_exchange()
+            if self._fires:  # the one that has ended the task may still have something to write
+                await asyncio.wait(self._fires)
+        except asyncio.CancelledError:
+            for fire in self._fires:
+                fire.cancel()
+            raise
         except LogUnavailable as exc:
             self._break(exc)
         except Exception as exc:  # noqa: BLE001  the one place where a bug of the core's ends: this task is cut
@@ -183,12 +188,19 @@ class Runner:
             case m.Learned(replay, key):
                 self._learned(replay, key)
             case m.Tell(level, event, facts):
-                getattr(self._logger, level)(event, **facts)
+                self._tell(level, event, facts)
             case m.Finish():
                 self._finished = True
                 self._wake.set()
             case m.Append():
                 await self._append(effect)
+
+    def _tell(self, level: m.Level, event: str, facts: dict[str, object]) -> None:
+        """A line that can't be written breaks no task: a closed stderr, a text that has no encoding."""
+        try:
+            getattr(self._logger, level)(event, **facts)
+        except Exception:  # noqa: BLE001  whatever whoever configured logging has put there
+            pass
 
     # --- exchanges --------------------------------------------------------------------------------
 
@@ -260,8 +272,10 @@ class Runner:
             timer.cancel()
 
     def _fire(self, name: TimerName) -> None:
-        if self._group is not None:
-            self._group.start_soon(self._fired, name, self._timers[name])
+        """In no task, so anyio's groups can't be used: they would not know which loop they are in."""
+        fire = asyncio.get_running_loop().create_task(self._fired(name, self._timers[name]))
+        self._fires.add(fire)  # the loop itself keeps no strong reference
+        fire.add_done_callback(self._fires.discard)
 
     async def _fired(self, name: TimerName, timer: asyncio.TimerHandle) -> None:
         """A timer counts only if nothing that was waiting before it has cancelled it or set it anew."""

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import anyio
 import structlog
@@ -19,6 +19,7 @@ from proxy.core.messages import Note
 from proxy.core.rules import Limits
 from proxy.core.splice import dumps, loads
 from proxy.core.task import Carried, Spec, Task
+from proxy.endpoints import EndpointConfig
 from proxy.errors import Draining, InvalidRequest, LogUnavailable, StaleWriter, TaskNotFound, TooManyTasks
 from proxy.log.base import Log, NewTask
 from proxy.runner import Runner, is_event_stream
@@ -38,12 +39,8 @@ MAX_LEARNED = 1000
 class TaskConfig:
     """The settings that a task needs, as plain values. Times in seconds, sizes in bytes."""
 
-    limits: Limits = field(default_factory=Limits)
     seam_grace: float = 0.5
     retry_budget: float = 120.0
-    replay: str = "auto"
-    followup_key: str = "same"
-    upstream_body_limit: int | None = None
     max_frame: int = 8 * 1024 * 1024
     max_log: int = 256 * 1024 * 1024
     max_tasks: int = 5000
@@ -55,7 +52,10 @@ class TaskConfig:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A request that asks for a task. ``body`` is plain JSON; ``endpoint`` names what learned it."""
+    """A request that asks for a task. ``body`` is plain JSON; ``endpoint`` names what learned it.
+
+    ``config`` is what holds for its endpoint, ``limits`` what the request has made of its limits.
+    """
 
     owner: str
     conversation_key: str | None
@@ -66,6 +66,7 @@ class Start:
     conversation: followup.Conversation
     force: bool
     limits: Limits
+    config: EndpointConfig
     secrets: Sequence[str]
     first: Request | None = None
 
@@ -136,7 +137,7 @@ class Tasks:
         owner = runner.row.owner
         try:
             await self._hand_over(carried, runner.row.id)
-            await runner.run(self._group)
+            await runner.run()
         finally:
             del self.live[runner.row.id]
             if not self.live:
@@ -198,9 +199,10 @@ class Tasks:
         task_id = f"task_{secrets.token_hex(16)}"
         config, conversation = self._config, asked.conversation
         learned = self._learned.get(asked.endpoint)
-        auto = config.replay == "auto"
-        key = conversation.key if config.followup_key == "same" else config.followup_key
-        form = learned if auto and learned else ("all_items" if auto else config.replay, key)
+        replay, key = asked.config.replay, asked.config.followup_key
+        auto = replay == "auto"
+        key = conversation.key if key == "same" else key
+        form = learned if auto and learned else ("all_items" if auto else replay, key)
         told = [(b"legato-task", task_id.encode())] if config.tell_upstream else []
         first = asked.first if body is asked.body else None
         if first is not None:
@@ -226,7 +228,7 @@ class Tasks:
             limits=asked.limits,
             seam_grace=config.seam_grace,
             retry_budget=config.retry_budget,
-            body_limit=config.upstream_body_limit,
+            body_limit=asked.config.upstream_body_limit,
             max_frame=config.max_frame,
             max_log=config.max_log,
             authorization=config.authorization,

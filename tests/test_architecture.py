@@ -19,6 +19,7 @@ FLOORS = {
     "core": 1,
     "log": 2,
     "wire": 2,
+    "endpoints": 2,
     "engine": 3,
     "upstream": 4,
     "runner": 5,

@@ -125,7 +125,7 @@ def test_help_needs_neither_server_nor_settings():
     assert finished(sys.executable, "-c", code)[1].endswith("set()\n")
 
 
-@pytest.mark.parametrize("args", [["--help"], ["serve", "--help"], ["simulate", "-h"]])
+@pytest.mark.parametrize("args", [["--help"], ["serve", "--help"], ["simulate", "-h"], ["doctor", "-h"]])
 def test_help_fits_80_columns(args: list[str]):
     """No line is longer, and each page ends in a newline."""
     result = run(*args)
@@ -153,6 +153,21 @@ def test_help_of_serve_shows_every_setting_under_its_group():
         words = setting.description.split()
         assert " ".join(words[:4]) in flat
         assert f"[default: {setting.default.split(',')[0]}" in flat
+
+
+def test_help_breaks_no_flag_and_no_path():
+    """What is copied from it stays whole, and hyphens are hyphens."""
+    page = run("serve", "--help").stdout
+    assert "/ai-gateway/mlflow/v1/responses" in page
+    assert not re.search(r"[\w/]-\n|\ue000", page)
+
+
+def test_help_of_doctor_leaves_the_settings_to_serve():
+    """They are taken, but shown once."""
+    page = run("doctor", "--help").stdout
+    assert "--json" in page
+    assert "--config FILE" in page
+    assert "--max-cycles" not in page
 
 
 def test_version():

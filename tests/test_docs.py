@@ -26,7 +26,8 @@ import proxy
 from proxy import errors
 from proxy.cli import COMMANDS, main
 from proxy.core import messages, task
-from proxy.settings import Settings, load
+from proxy.settings import Settings, SettingsError, load
+from proxy.settings.endpoints import EndpointTable
 from proxy.simulator import Scenario, parse_scenario, simulator_app
 from proxy.web import auth, options, start
 from proxy.web.app import create_app
@@ -348,11 +349,22 @@ def test_the_scenario_of_the_docs_does_what_they_say():
     assert counted.keys() | tasks.keys() <= quoted(text("simulator.md"))
 
 
-def test_the_settings_file_of_the_docs_can_be_used(tmp_path: Path):
+@pytest.mark.parametrize("file", blocks("settings.md", "toml") + blocks("recipes.md", "toml"))
+def test_a_settings_file_of_the_docs_can_be_used(file: str, tmp_path: Path):
     """Every key is known and every value good."""
     path = tmp_path / "legato.toml"
-    path.write_text(blocks("settings.md", "toml")[0])
+    path.write_text(file)
     assert "file" in load({}, environ={}, config=str(path)).sources.values()
+
+
+def test_every_key_of_an_endpoint_is_in_the_docs():
+    """And no other."""
+    keys = {name for row in table("settings.md", "Key") for name in quoted(row[0])}
+    assert keys == set(EndpointTable.model_fields)
+    problem = blocks("settings.md", "text")[0].strip()
+    with pytest.raises(SettingsError) as refused:
+        load({"endpoint": '[{"match": "/a"}, {"model": "quick-*", "replay": "pair"}]'}, environ={})
+    assert str(refused.value) == problem
 
 
 # --- links, commands, code ----------------------------------------------------------------------------

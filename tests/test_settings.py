@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
-from proxy.settings import Settings, SettingsError, describe, load
+from proxy.settings import Settings, SettingsError, describe, load, shown
+from proxy.settings.endpoints import EndpointTable
 
 MiB = 2**20
 
@@ -28,6 +29,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "host": ("::1", "::1"),
     "port": ("0", 0),
     "prefix": ("/-/legato", "/-/legato"),
+    "root_path": ("/agents", "/agents"),
     "write_timeout": ("5", 5.0),
     "drain": ("0", 0.0),
     "log": ("memory:", "memory:"),
@@ -42,11 +44,16 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "seam_grace": ("0.1", 0.1),
     "heartbeat": ("20", 20.0),
     "authorization_items": ("login_request", ("login_request",)),
+    "endpoint": ('[{"match": "/a", "max_cycles": 3}]', (EndpointTable(match="/a", max_cycles=3),)),
     "max_body": ("1kb", 1000),
     "max_frame": ("2048", 2048),
     "partial_answers": ("refuse", "refuse"),
     "max_tasks": ("4", 4),
     "secret": ("0123456789abcdef", SecretStr("0123456789abcdef")),
+    "cors_origins": (
+        "https://App.example/, http://localhost:80",
+        ("https://app.example", "http://localhost"),
+    ),
     "log_level": ("WARNING", "warning"),
     "log_format": ("json", "json"),
 }
@@ -273,6 +280,14 @@ def test_a_problem_names_flag_variable_and_key():
         ("prefix", "/", "a path such as /legato"),
         ("prefix", "/legato/", "a path such as /legato"),
         ("prefix", "/a/../b", "a path such as /legato"),
+        ("root_path", "agents", "a path such as /agents"),
+        ("root_path", "/agents/", "a path such as /agents"),
+        ("cors_origins", "*", "exact origins such as https://app.example, not \\*"),
+        ("cors_origins", "https://a.example, null", "exact origins such as https://app.example, not null"),
+        ("cors_origins", "app.example", "a list of origins .* got 'app.example'"),
+        ("cors_origins", "https://a.example/path", "a list of origins"),
+        ("cors_origins", "https://*.example", "a list of origins"),
+        ("cors_origins", "https://u@a.example", "a list of origins"),
         ("host", "http://x", "a host name or an IP address"),
         ("upstream_ca", "/nowhere.pem", "an existing file"),
         ("log", "legato.db", "sqlite:PATH or memory:"),
@@ -329,6 +344,32 @@ def test_secrets_are_masked():
     with pytest.raises(SettingsError) as refused:
         load(secrets | {"port": "x"}, environ={})
     assert not re.search("a-secret|hunter2", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("https://a.example:443", "https://a.example"),
+        ("https://a.example:80", "https://a.example:80"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+        ("HTTPS://A.EXAMPLE/", "https://a.example"),
+        ("tauri://localhost", "tauri://localhost"),
+        ("chrome-extension://abcdef", "chrome-extension://abcdef"),
+    ],
+)
+def test_origins_are_written_as_browsers_write_them(text: str, origin: str):
+    """Else none would ever be equal to what a browser sends."""
+    assert load({"cors_origins": text}, environ={}).cors_origins == (origin,)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_value_is_shown_as_it_would_be_written(name: str):
+    """For people; a secret is masked."""
+    text = shown(name, getattr(load({name: SAMPLES[name][0]}, environ={}), name))
+    if isinstance(SAMPLES[name][1], SecretStr):
+        assert text == "***"
+    elif name != "endpoint":
+        assert getattr(load({name: text}, environ={}), name) == SAMPLES[name][1]
 
 
 def test_settings_made_by_hand_do_not_show_their_input():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio.abc import SocketStream
+from support.tls import self_signed, server_tls
 from support.upstream import Answer, ScriptedUpstream, whole
 
 from proxy.errors import UpstreamCut, UpstreamTimeout, UpstreamUnreachable
@@ -317,34 +315,7 @@ async def test_bad_compression_is_a_cut(upstream: Upstream, scripted: ScriptedUp
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for localhost that signs itself, with its key in the same file."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl makes the certificate")
-    path = tmp_path_factory.mktemp("tls")
-    made = path / "localhost.pem"
-    command = [
-        openssl,
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(path / "key"), "-out", str(made)]
-    subprocess.run(command, check=True, capture_output=True)
-    made.write_text(made.read_text() + (path / "key").read_text())
-    return made
-
-
-def server_tls(certificate: Path) -> ssl.SSLContext:
-    """For an upstream that speaks TLS."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 @asynccontextmanager

@@ -21,10 +21,11 @@ COMMANDS = {
     "demo": Place("demo", "Show one long task as it streams, with nothing to set up."),
     "serve": Place("serve", "Run the proxy in front of an upstream."),
     "simulate": Place("simulate", "Run a scripted upstream, to try things without an account."),
+    "doctor": Place("doctor", "Check the settings, upstream and this machine."),
 }
 
 # Known names without a command yet: in no list, and refused with a clear message.
-LATER = ("record", "replay", "inspect", "check", "tasks", "board", "doctor")
+LATER = ("record", "replay", "inspect", "check", "tasks", "board")
 
 
 class Refusal(click.ClickException):
@@ -70,7 +71,9 @@ def _later(name: str) -> click.Command:
     return click.Command(name, callback=refuse, context_settings=anything, add_help_option=False)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="legato", message="%(prog)s %(version)s")
 def main() -> None:
     """A reverse proxy that joins the cycles of a long agent task into one stream.
@@ -84,6 +87,6 @@ def main() -> None:
       legato simulate &
       legato serve --upstream http://127.0.0.1:8788
 
-    Exit codes: 0 done, 1 the address can't be listened on, 2 wrong usage, settings that can't be used, or
-    a start that failed.
+    Exit codes: 0 done, 1 the address can't be listened on, or a check of doctor failed, 2 wrong usage,
+    settings that can't be used, or a start that failed.
     """

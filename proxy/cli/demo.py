@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.cells import cell_len
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 QUESTION = "Why did sales of the outdoor range fall in the second quarter?"
 # Seconds without a byte from our own proxy after which the demo itself is broken.
 PATIENCE = 60.0
+# To be read on a light and on a dark screen.
+ENDED_WELL, ENDED_BADLY = "black on green", "bold white on red"
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class Screen:
         self._watch = watch
         self._marked = 0
         self._column = 0
+        self._gap = ""
+        self._word = ""
         self.events = 0
         self.texts: set[str] = set()
 
@@ -81,17 +87,37 @@ class Screen:
             self._item(item)
 
     def text(self, text: str) -> None:
-        """Streamed text, wherever the line stands."""
-        self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
-        last = text.rpartition("\n")[2]
-        self._column = len(last) if "\n" in text else self._column + len(last)
+        """Streamed text, wherever the line stands; a word is shown once it is whole."""
+        *whole, self._word = re.split(r"(?<=\s)", self._word + text)
+        for word in whole:
+            self._show(word)
 
     def line(self, text: str, style: str = "") -> None:
         """A line of its own."""
+        self._show(self._word)
+        self._word = self._gap = ""
         if self._column:
-            self._console.print()
-            self._column = 0
+            self._break()
         self._console.print(text, style=style, markup=False, highlight=False)
+
+    def _show(self, word: str) -> None:
+        """A word, on a new line of a terminal where it doesn't fit. The space behind it waits."""
+        text = self._gap + word.rstrip()
+        if self._console.is_terminal and self._column + cell_len(text) > self._console.width and self._column:
+            self._break()
+            text = text.lstrip()
+        if word.strip():
+            self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+            self._column += cell_len(text)
+            self._gap = ""
+        self._gap += word[len(word.rstrip()) :]
+        if self._gap.endswith("\n"):
+            self._break()
+
+    def _break(self) -> None:
+        self._console.print()
+        self._column = 0
+        self._gap = ""
 
     def _short(self, text: str, style: str) -> None:
         """One line of the terminal at most: what a tool says can be long."""
@@ -102,7 +128,7 @@ class Screen:
     def _item(self, item: dict[str, Any]) -> None:
         kind = item.get("type")
         if kind == "function_call":
-            self._short(f"  → {item.get('name')} {item.get('arguments')}", "cyan")
+            self._short(f"  → {item.get('name')} {item.get('arguments')}", "")
         elif kind == "function_call_output":
             self._short(f"  ← {item.get('output')}", "dim")
         elif kind == "mcp_approval_request":
@@ -120,7 +146,7 @@ class Screen:
             took = (seam.asked - seam.ended) * 1000
             self.line(
                 f"┈┈ seam: cycle {seam.cycle - 1} ended, cycle {seam.cycle} asked {took:.1f} ms later ┈┈",
-                "yellow",
+                "bold magenta",
             )
 
     def report(self, task: dict[str, Any]) -> None:
@@ -140,7 +166,7 @@ class Screen:
         self.line("")
         state, reason = task["state"], task["reason"]
         word = state if reason is None else f"{state}: {reason}"
-        self._console.print(word, style="bold green" if state == "completed" else "bold red", markup=False)
+        self._console.print(word, style=ENDED_WELL if state == "completed" else ENDED_BADLY, markup=False)
 
 
 @click.command("demo")

@@ -9,13 +9,17 @@ import click
 from proxy.settings import Setting, describe
 
 SOURCES = "Where settings come from"
+# Stands for a hyphen while lines are broken: flags and paths stay whole, to be copied.
+_HELD = "\ue000"
 
 
 class GroupedOption(click.Option):
     """An option that knows under which heading it is shown."""
 
-    def __init__(self, declarations: Iterable[str], *, group: str, metavar: str | None, help: str) -> None:
-        super().__init__(list(declarations), metavar=metavar, help=help, default=None)
+    def __init__(
+        self, declarations: Iterable[str], *, group: str, metavar: str | None, help: str, hidden: bool = False
+    ) -> None:
+        super().__init__(list(declarations), metavar=metavar, help=help, default=None, hidden=hidden)
         self.group = group
 
 
@@ -36,11 +40,15 @@ class GroupedCommand(click.Command):
                 rest.append(record)
         for heading, records in [*groups.items(), ("Other", rest)]:
             with formatter.section(heading):
-                formatter.write_dl(records)
+                formatter.write_dl([(option, text.replace("-", _HELD)) for option, text in records])
+        formatter.buffer[:] = [text.replace(_HELD, "-") for text in formatter.buffer]
 
 
-def setting_options() -> list[click.Parameter]:
-    """``--config`` and one option for each setting. All are taken as text, since ``load`` checks them."""
+def setting_options(*, hidden: bool = False) -> list[click.Parameter]:
+    """``--config`` and one option for each setting. All are taken as text, since ``load`` checks them.
+
+    ``hidden``: taken, but not shown, but for ``--config``.
+    """
     config = GroupedOption(
         ["--config"],
         group=SOURCES,
@@ -48,12 +56,14 @@ def setting_options() -> list[click.Parameter]:
         help="TOML file with settings, also LEGATO_CONFIG. None is read unless it is named, not even "
         "./legato.toml.",
     )
-    return [config, *(_option(setting) for setting in describe().values())]
+    return [config, *(_option(setting, hidden=hidden) for setting in describe().values())]
 
 
-def _option(setting: Setting) -> GroupedOption:
+def _option(setting: Setting, *, hidden: bool) -> GroupedOption:
     help = f"{setting.description}  [default: {setting.default.replace(',', ', ')}]"
     if setting.switch:
         off = "--no-" + setting.flag.removeprefix("--")
-        return GroupedOption([f"{setting.flag}/{off}"], group=setting.group, metavar=None, help=help)
-    return GroupedOption([setting.flag], group=setting.group, metavar=setting.form.metavar, help=help)
+        flags, metavar = f"{setting.flag}/{off}", None
+    else:
+        flags, metavar = setting.flag, setting.form.metavar
+    return GroupedOption([flags], group=setting.group, metavar=metavar, help=help, hidden=hidden)

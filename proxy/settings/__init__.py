@@ -5,8 +5,8 @@ TOML key ``max_cycles``. ``load`` lays the sources over each other; ``Settings(.
 nothing. The descriptions in ``model`` are what ``--help`` and the settings table of the docs show.
 """
 
-from .describe import Setting, describe
+from .describe import Setting, describe, shown
 from .load import SettingsError, load
 from .model import Settings, Source
 
-__all__ = ["Setting", "Settings", "SettingsError", "Source", "describe", "load"]
+__all__ = ["Setting", "Settings", "SettingsError", "Source", "describe", "load", "shown"]

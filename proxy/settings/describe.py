@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
 
-from .forms import Form, MiB
+from pydantic import SecretStr
+
+from .endpoints import EndpointTable
+from .forms import Form, MiB, form_of
 from .model import Settings
 
 PREFIX = "LEGATO_"
@@ -45,8 +47,6 @@ def describe() -> dict[str, Setting]:
 
 def _described() -> Iterator[tuple[str, Setting]]:
     for name, field in Settings.model_fields.items():
-        form = next((mark for mark in field.metadata if isinstance(mark, Form)), None)
-        choices = [str(choice) for choice in get_args(field.annotation)]
         extra = field.json_schema_extra
         yield (
             name,
@@ -54,20 +54,26 @@ def _described() -> Iterator[tuple[str, Setting]]:
                 name=name,
                 group=str(extra["group"]) if isinstance(extra, dict) else "",
                 description=field.description or "",
-                form=form or Form("one of " + ", ".join(choices), f"[{'|'.join(choices)}]"),
-                default=_shown(name, field.default),
+                form=form_of(field),
+                default=shown(name, field.default),
                 switch=field.annotation is bool,
             ),
         )
 
 
-def _shown(name: str, default: object) -> str:
-    if default is None:
+def shown(name: str, value: object) -> str:
+    """A setting's value as it would be written; secrets are masked."""
+    if value is None:
         return "off" if name == "upstream_body_limit" else "none"
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, tuple):
-        return ",".join(default) or "none"
-    if isinstance(default, int) and default >= MiB:
-        return f"{default // MiB}MiB"
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    if isinstance(value, SecretStr):
+        return "***"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(shown(name, each) for each in value) or "none"
+    if isinstance(value, EndpointTable):
+        pairs = value.model_dump().items()
+        return "{" + " ".join(f"{key}={shown(key, each)}" for key, each in pairs) + "}"
+    if isinstance(value, int) and value >= MiB and not value % MiB:
+        return f"{value // MiB}MiB"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, FilePath, SecretStr
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 MiB = 2**20
@@ -25,6 +26,13 @@ class Form:
     expects: str
     metavar: str
     echo: bool = True
+
+
+def form_of(field: FieldInfo) -> Form:
+    """The field's own form, or its choices."""
+    choices = [str(choice) for choice in get_args(field.annotation)]
+    own = next((mark for mark in field.metadata if isinstance(mark, Form)), None)
+    return own or Form("one of " + ", ".join(choices), f"[{'|'.join(choices)}]")
 
 
 def told(text: str) -> PydanticCustomError:
@@ -110,10 +118,26 @@ def _prefix(value: str) -> str:
     return value
 
 
-def _route(value: str) -> str:
+def one_path(value: str) -> str:
+    """A path, or a pattern of one."""
     if not value.startswith("/") or re.search(r"[\s?#]", value):
         raise ValueError
     return value
+
+
+_WEB_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([a-z0-9._~-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?")
+_OWN_PORT = {"http": ":80", "https": ":443"}
+
+
+def _web_origin(value: str) -> str:
+    """An origin as browsers write it: small letters, no slash at its end, the usual port left out."""
+    if value in ("*", "null"):
+        raise told(f"must be exact origins such as https://app.example, not {value}")
+    found = _WEB_ORIGIN.fullmatch(value.lower())
+    if not found:
+        raise ValueError
+    scheme, host, port = found[1], found[2], found[3] or ""
+    return f"{scheme}://{host}{'' if port == _OWN_PORT.get(scheme) else port}"
 
 
 def _host(value: str) -> str:
@@ -154,6 +178,10 @@ Host = Annotated[str, AfterValidator(_host), Form("a host name or an IP address"
 Prefix = Annotated[
     str, AfterValidator(_prefix), Form("a path such as /legato, without a slash at its end", "PATH")
 ]
+RootPath = Annotated[
+    Annotated[str, AfterValidator(_prefix)] | None,
+    Form("a path such as /agents, without a slash at its end", "PATH"),
+]
 LogUrl = Annotated[str, AfterValidator(_log), Form("sqlite:PATH or memory:", "LOG", echo=False)]
 Upstream = Annotated[
     Annotated[str, AfterValidator(_upstream)] | None, Form("an http:// or https:// URL", "URL", echo=False)
@@ -167,9 +195,14 @@ Secret = Annotated[
     Form("text of at least 16 characters", "TEXT", echo=False),
 ]
 Routes = Annotated[
-    tuple[Annotated[str, AfterValidator(_route)], ...],
+    tuple[Annotated[str, AfterValidator(one_path)], ...],
     BeforeValidator(_items),
     Form("a list of paths such as /responses, separated by commas or as JSON", "PATHS"),
+]
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_web_origin)], ...],
+    BeforeValidator(_items),
+    Form("a list of origins such as https://app.example, separated by commas or as JSON", "ORIGINS"),
 ]
 Names = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],

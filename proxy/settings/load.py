@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -10,10 +9,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from .describe import PREFIX, Setting, describe
 from .model import Settings, Source
+from .problems import invalid, one_line, unknown
 
 
 class SettingsError(Exception):
@@ -63,7 +62,7 @@ def load(
     try:
         settings = Settings(**values)
     except ValidationError as exc:
-        problems += [_invalid(error, known) for error in exc.errors(include_url=False)]
+        problems += [invalid(error, known, values) for error in exc.errors(include_url=False)]
     if problems:
         raise SettingsError(problems)
     settings._sources = sources
@@ -77,8 +76,8 @@ def _from_environment(
     ours = {name: value for name, value in ours.items() if not _of_kubernetes(name, value)}
     variables = {setting.variable: name for name, setting in known.items()}
     problems += [
-        _unknown(unknown, unknown, variables)
-        for unknown in sorted(ours.keys() - variables.keys() - {PREFIX + "CONFIG"})
+        unknown(name, name, variables)
+        for name in sorted(ours.keys() - variables.keys() - {PREFIX + "CONFIG"})
     ]
     return {variables[name]: value for name, value in ours.items() if name in variables}
 
@@ -102,34 +101,7 @@ def _from_file(path: str | None, known: Mapping[str, Setting], problems: list[st
         problems.append(f"--config / {PREFIX}CONFIG: can't read {path}: {exc.strerror}")
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        problems.append(f"--config / {PREFIX}CONFIG: {path} is not TOML: {_one_line(str(exc))}")
+        problems.append(f"--config / {PREFIX}CONFIG: {path} is not TOML: {one_line(str(exc))}")
         return {}
-    problems += [
-        _unknown(f"{unknown} in {path}", unknown, known) for unknown in sorted(values.keys() - known.keys())
-    ]
+    problems += [unknown(f"{name} in {path}", name, known) for name in sorted(values.keys() - known.keys())]
     return {name: value for name, value in values.items() if name in known}
-
-
-def _unknown(place: str, name: str, names: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return f"{_one_line(place)}: there is no such setting{meant}"
-
-
-def _invalid(error: ErrorDetails, known: Mapping[str, Setting]) -> str:
-    name = str(error["loc"][0])
-    if name not in known:
-        return _unknown(name, name, known)
-    setting = known[name]
-    text = error["msg"] if error["type"] == "told" else f"must be {setting.form.expects}"
-    if setting.form.echo:
-        text += f", got {_cut(repr(error['input']))}"
-    return setting.problem(text)
-
-
-def _cut(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[:most] + "…"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from .endpoints import EndpointTables
 from .forms import (
     CaFile,
     Count,
@@ -20,11 +21,13 @@ from .forms import (
     LogUrl,
     MiB,
     Names,
+    Origins,
     PartialAnswers,
     Port,
     Prefix,
     Proxy,
     Replay,
+    RootPath,
     Routes,
     Seconds,
     SecondsOrNone,
@@ -121,6 +124,12 @@ class Settings(BaseSettings):
         "Path under which legato's own routes live; everything else is upstream's. Named after legato, so "
         "as to hide no path of upstream's.",
     )
+    root_path: RootPath = _setting(
+        "Listening",
+        None,
+        "Path under which a proxy in front publishes legato without taking it off its requests; legato takes "
+        "it off. None: a proxy that hands on a part of its paths usually takes it off itself.",
+    )
     write_timeout: Seconds = _setting(
         "Listening",
         60.0,
@@ -137,8 +146,8 @@ class Settings(BaseSettings):
     log: LogUrl = _setting(
         "Log",
         "sqlite:legato.db",
-        "Where tasks are kept: sqlite:PATH, or memory: to forget them at the end. On disk by default, so that "
-        "what a task did can be read after a restart.",
+        "Where tasks are kept: sqlite:PATH, or memory: to forget them at the end. On disk by default, so "
+        "that what a task did can be read after a restart.",
     )
     durability: Durability = _setting(
         "Log",
@@ -164,7 +173,8 @@ class Settings(BaseSettings):
         "Tasks",
         "long_task",
         "Which requests on task routes become tasks: those that ask with databricks_options.long_task, any "
-        "streaming one, any streaming one with long_task added (force), or none. Nothing is taken over unasked by default.",
+        "streaming one, any streaming one with long_task added (force), or none. Nothing is taken over "
+        "unasked by default.",
     )
     task_routes: Routes = _setting(
         "Tasks",
@@ -215,6 +225,13 @@ class Settings(BaseSettings):
         "one that is known.",
     )
 
+    endpoint: EndpointTables = _setting(
+        "Tasks",
+        (),
+        "Settings that differ for some endpoints, as [[endpoint]] tables of the file; the first that fits "
+        "counts. None: all endpoints are treated alike.",
+    )
+
     max_body: Size = _setting(
         "Limits",
         16 * MiB,
@@ -234,7 +251,15 @@ class Settings(BaseSettings):
         "Access",
         None,
         "Key that turns credentials into owners; at least 16 characters. Better set by its variable or in "
-        "the file, since flags can be seen by others. None: a key is made once and kept beside a log on disk.",
+        "the file, since flags can be seen by others. None: a key is made once and kept beside a log on "
+        "disk.",
+    )
+
+    cors_origins: Origins = _setting(
+        "Access",
+        (),
+        "Origins whose pages may call legato from a browser, such as https://app.example. None: legato says "
+        "nothing of origins, and what upstream says goes through.",
     )
 
     log_level: Level = _setting(

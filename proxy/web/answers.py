@@ -5,17 +5,28 @@ from __future__ import annotations
 import logging
 from contextvars import ContextVar
 
-import orjson
+from starlette.responses import Response
 from starlette.types import Send
 
+from proxy.core.splice import dumps
 from proxy.errors import LegatoError, UpgradeRefused
 
 _cut: ContextVar[bool] = ContextVar("legato_cut", default=False)
 
 
+class Json(Response):
+    """A JSON answer. Ids and reasons are upstream's, so a lone surrogate may stand in them."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """As UTF-8; a lone surrogate as an escape."""
+        return dumps(content).encode()
+
+
 async def send_error(send: Send, error: LegatoError) -> None:
     """One JSON error with what a client must know of trying again; ends the response."""
-    body = orjson.dumps(error.body())
+    body = dumps(error.body()).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.core.rules import Limits
+from proxy.endpoints import EndpointConfig, Endpoints, Rule
 from proxy.errors import LegatoError
 from proxy.log import open_log
 from proxy.settings import Settings
@@ -19,7 +20,9 @@ from proxy.upstream import Upstream, UpstreamConfig
 from proxy.web import auth
 from proxy.web.answers import quiet_cuts
 from proxy.web.control import Control, error_response, no_route
+from proxy.web.cors import Cors
 from proxy.web.passthrough import passthrough
+from proxy.web.root import UnderRoot
 from proxy.web.start import StartConfig, Starter
 
 
@@ -40,12 +43,18 @@ class App:
             lifespan=self._lifespan,
             exception_handlers={LegatoError: error_response, HTTPException: no_route},
         )
+        # A redirect would have to know the scheme, host and path that the client sees.
+        self._control.router.redirect_slashes = False
         self._upstream: Upstream
         self._starter: Starter
         self._tasks: Tasks | None = None
+        self._entry = around(self._serve, settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, or the lifespan."""
+        await self._entry(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or f"{scope['path']}/".startswith(self._under):
             await self._control(scope, receive, send)
         elif self._starter.takes(scope):
@@ -82,6 +91,15 @@ class App:
             await log.close()
 
 
+def around(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """The app with what stands before its routes: by default nothing."""
+    if settings.root_path is not None:
+        app = UnderRoot(app, settings.root_path)
+    if settings.cors_origins:
+        app = Cors(app, settings.cors_origins)
+    return app
+
+
 def upstream_config(settings: Settings) -> UpstreamConfig:
     """What the upstream seam needs of the settings."""
     return UpstreamConfig(
@@ -96,12 +114,8 @@ def upstream_config(settings: Settings) -> UpstreamConfig:
 def task_config(settings: Settings) -> TaskConfig:
     """What tasks need of the settings."""
     return TaskConfig(
-        limits=Limits(max_cycles=settings.max_cycles),
         seam_grace=settings.seam_grace,
         retry_budget=settings.retry_budget,
-        replay=settings.replay,
-        followup_key=settings.followup_key,
-        upstream_body_limit=settings.upstream_body_limit,
         max_frame=settings.max_frame,
         max_log=settings.max_log,
         max_tasks=settings.max_tasks,
@@ -116,9 +130,28 @@ def start_config(settings: Settings) -> StartConfig:
     """What starting needs of the settings."""
     return StartConfig(
         routes=settings.task_routes,
-        engage=settings.engage,
-        limits=Limits(max_cycles=settings.max_cycles),
-        heartbeat=settings.heartbeat,
+        endpoints=endpoints(settings),
         write_timeout=settings.write_timeout,
         max_body=settings.max_body,
+    )
+
+
+def endpoints(settings: Settings) -> Endpoints:
+    """What holds for each endpoint: a table's own values over the general ones."""
+    rules = (
+        Rule(table.match, table.model, endpoint_config(settings.model_copy(update=table.differs)))
+        for table in settings.endpoint
+    )
+    return Endpoints(endpoint_config(settings), rules)
+
+
+def endpoint_config(settings: Settings) -> EndpointConfig:
+    """What may differ from endpoint to endpoint."""
+    return EndpointConfig(
+        engage=settings.engage,
+        replay=settings.replay,
+        followup_key=settings.followup_key,
+        upstream_body_limit=settings.upstream_body_limit,
+        limits=Limits(max_cycles=settings.max_cycles),
+        heartbeat=settings.heartbeat,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from proxy import __version__
@@ -19,6 +19,7 @@ from proxy.errors import ClientFault, IllegalMove, InvalidRequest, LegatoError, 
 from proxy.log.base import Log, TaskRow
 from proxy.tasks import Tasks
 from proxy.web import auth
+from proxy.web.answers import Json
 
 ROUTES = {
     "GET /": "this index",
@@ -42,6 +43,7 @@ class Control:
     def routes(self, prefix: str) -> list[BaseRoute]:
         """Starlette routes."""
         return [
+            Route(prefix, self.index),
             Route(f"{prefix}/", self.index),
             Route(f"{prefix}/health", self.health),
             Route(f"{prefix}/ready", self.ready),
@@ -52,18 +54,18 @@ class Control:
 
     async def index(self, request: Request) -> Response:
         """What legato answers itself."""
-        return JSONResponse({"legato": __version__, "routes": ROUTES})
+        return Json({"legato": __version__, "routes": ROUTES})
 
     async def health(self, request: Request) -> Response:
         """The process is up."""
-        return JSONResponse({"status": "ok"})
+        return Json({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         """Whether new tasks are taken."""
-        failed = self._log.failed
+        failed = await self._log.probe()
         if failed is not None or self._tasks.draining:
-            return JSONResponse({"status": failed or "draining"}, status_code=503)
-        return JSONResponse({"status": "ok", "running": len(self._tasks.live)})
+            return Json({"status": failed or "draining"}, status_code=503)
+        return Json({"status": "ok", "running": len(self._tasks.live)})
 
     async def list(self, request: Request) -> Response:
         """The caller's tasks."""
@@ -79,11 +81,11 @@ class Control:
             limit=int(limit) + 1,
         )
         page = rows[: int(limit)]
-        return JSONResponse({"data": [brief(row) for row in page], "has_more": len(rows) > len(page)})
+        return Json({"data": [brief(row) for row in page], "has_more": len(rows) > len(page)})
 
     async def show(self, request: Request) -> Response:
         """One task."""
-        return JSONResponse(await self._whole(await self._own(request)))
+        return Json(await self._whole(await self._own(request)))
 
     async def cancel(self, request: Request) -> Response:
         """Stop a task: its upstream exchange is closed, no request of it leaves any more."""
@@ -96,7 +98,7 @@ class Control:
                 await runner.take(m.CancelRequested(time.time()))
             except IllegalMove:
                 raise TaskEnded("The task has just ended.") from None
-        return JSONResponse(await self._whole(await self._log.get(row.id) or row))
+        return Json(await self._whole(await self._log.get(row.id) or row))
 
     async def _own(self, request: Request) -> TaskRow:
         row = await self._log.get(request.path_params["id"])
@@ -141,7 +143,7 @@ async def error_response(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] = {"x-should-retry": "true" if error.should_retry else "false"}
     if error.retry_after is not None:
         headers = {**headers, "retry-after": str(error.retry_after)}
-    return JSONResponse(error.body(), status_code=error.status, headers=dict(headers))
+    return Json(error.body(), status_code=error.status, headers=dict(headers))
 
 
 async def no_route(request: Request, error: Exception) -> Response:

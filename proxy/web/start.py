@@ -11,8 +11,8 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from proxy.core.dialects import followup
-from proxy.core.rules import Limits
 from proxy.core.splice import loads
+from proxy.endpoints import EndpointConfig, Endpoints, route_pattern
 from proxy.errors import BodyTooLarge, LegatoError, NotAvailable
 from proxy.log.base import Log
 from proxy.runner import Runner
@@ -22,7 +22,7 @@ from proxy.web import auth, options
 from proxy.web.answers import cut_short, send_error
 from proxy.web.body import ClientGone, read_body, until_gone
 from proxy.web.headers import end_to_end, without_legato
-from proxy.web.passthrough import passthrough, relay, target_of
+from proxy.web.passthrough import passthrough, relay, sendable, target_of
 from proxy.web.stream import Reader
 
 # Headers that are ours in every request of a task.
@@ -40,8 +40,6 @@ _FIRST_ONLY = frozenset(
         b"idempotency-key",
     }
 )
-# Clients that can't take a comment line (public code: every line must begin with "data:").
-_NO_COMMENTS = re.compile(r"mlflow-python-client", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +47,7 @@ class StartConfig:
     """The settings that starting needs, as plain values. Times in seconds, sizes in bytes."""
 
     routes: tuple[str, ...]
-    engage: str
-    limits: Limits
-    heartbeat: float
+    endpoints: Endpoints
     write_timeout: float
     max_body: int
 
@@ -71,9 +67,11 @@ class Starter:
 
     def takes(self, scope: Scope) -> bool:
         """Whether a request may start a task; any other one is passed on without reading its body."""
-        if scope["method"] != "POST" or not self._route(scope["raw_path"].decode("latin-1")):
+        path = _path(scope)
+        if scope["method"] != "POST" or not self._route(path):
             return False
-        return self._config.engage != "off" or any(name == b"legato-engage" for name, _ in scope["headers"])
+        asks = any(name == b"legato-engage" for name, _ in scope["headers"])
+        return asks or self._config.endpoints.may_engage(path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Start a task, or pass the request on."""
@@ -109,7 +107,8 @@ class Starter:
         plain: bytes | None,
         body: dict[str, Any] | None,
     ) -> Start | None:
-        engage = options.engage(headers) or self._config.engage
+        config = self._config.endpoints.of(_path(scope), body and body.get("model"))
+        engage = options.engage(headers) or config.engage
         if body is None or plain is None:
             options.refuse_without_body(headers)
             return None
@@ -119,7 +118,7 @@ class Starter:
         options.read(headers)
         if body.get("background") is True:
             raise NotAvailable("background tasks are not available yet.", param="background")
-        limits = options.limits(headers, body, self._config.limits)
+        limits = options.limits(headers, body, config.limits)
         target = target_of(scope)
         force = engage == "force"
         sent = [pair for pair in without_legato(end_to_end(scope["headers"])) if pair[0] not in _OURS]
@@ -135,6 +134,7 @@ class Starter:
             conversation=conversation,
             force=force,
             limits=limits,
+            config=config,
             secrets=auth.secret_values(scope["headers"]),
             first=Request("POST", target, sent, raw, decode=True, fresh=True) if untouched else None,
         )
@@ -152,16 +152,23 @@ class Starter:
         if exchange is not None:
             await relay(exchange, receive, send)
         if runner is not None:
-            await self._stream(runner, headers, receive, send)
+            await self._stream(runner, asked.config, headers, receive, send)
 
-    async def _stream(self, runner: Runner, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+    async def _stream(
+        self,
+        runner: Runner,
+        config: EndpointConfig,
+        headers: Mapping[str, str],
+        receive: Receive,
+        send: Send,
+    ) -> None:
         chosen = options.read(headers)
-        quiet = not chosen.heartbeat or _NO_COMMENTS.search(headers.get("user-agent", ""))
+        beats = chosen.heartbeat and takes_comments(headers)
         tail = await self._log.tail(runner.row.id)
         reader = Reader(
             tail,
             send,
-            heartbeat=0 if quiet else self._config.heartbeat,
+            heartbeat=config.heartbeat if beats else 0,
             write_timeout=self._config.write_timeout,
             event_ids=chosen.event_ids,
         )
@@ -177,19 +184,21 @@ class Starter:
             runner.readers.discard(reader.cut)
 
 
-def route_pattern(route: str) -> str:
-    """A route as a regular expression; ``*`` stands for one part of the path."""
-    return "[^/]+".join(map(re.escape, route.split("*")))
+def takes_comments(headers: Mapping[str, str]) -> bool:
+    """Whether the client skips a comment line; MLflow's raises on any line but ``data:``.
+
+    Its deployments client has a header of its own, since it sends through the Databricks SDK by default,
+    and the ``User-Agent`` is then the SDK's.
+    """
+    if headers.get("x-databricks-endpoints-api-client") == "Databricks Deployment Client":
+        return False
+    return "mlflow-python-client" not in headers.get("user-agent", "").lower()
 
 
 def stream_head(runner: Runner) -> list[tuple[bytes, bytes]]:
     """Upstream's own answer headers, with what a stream needs on its way through other proxies."""
     replaced = (b"content-length", b"content-encoding", b"cache-control", b"x-accel-buffering")
-    kept = [
-        (name, value)
-        for name, value in without_legato(end_to_end(runner.head))
-        if name.lower() not in replaced
-    ]
+    kept = [pair for pair in sendable(runner.status, list(runner.head)) if pair[0].lower() not in replaced]
     return [
         *kept,
         (b"cache-control", b"no-cache, no-transform"),
@@ -243,6 +252,11 @@ def _conversation_id(body: Mapping[str, Any]) -> str | None:
         if isinstance(value, str) and value:
             return value
     return None
+
+
+def _path(scope: Scope) -> str:
+    """As it stands in the request, to be compared with routes."""
+    return str(scope["raw_path"], "latin-1")
 
 
 def _as_text(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -126,7 +126,7 @@ async def test_a_continuation_that_stood_before_the_break_is_answered() -> None:
 
 async def test_a_body_that_stays_open_behind_its_ending_is_closed() -> None:
     """Upstream forgets to hang up: after ``seam_grace`` the client has its end, and upstream is closed."""
-    async with proxied() as (upstream, proxy):
+    async with proxied(seam_grace=0.05) as (upstream, proxy):
         first, second = sse(asks(), end="hang"), sse(completed(message("a")), end="hang")
         stream, shown = await played(upstream, proxy, first, second)
         assert stream.types == ["response.completed"]

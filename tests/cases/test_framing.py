@@ -43,7 +43,7 @@ async def test_continuation_is_answered_once(id_: str, single: bool) -> None:
     """SSE-01, 04, 06, 08, 10: one event, one follow-up with the item unchanged, then the ending."""
     case = load(id_)
     note = {"note": "keep\u2028me"} if id_ == "SSE-06" else {}
-    async with proxied() as (upstream, proxy):
+    async with proxied(seam_grace=30) as (upstream, proxy):
         answers = case.answers()
         upstream.plays(*map(single_bytes, answers) if single else answers)
         reading = await proxy.whole(**case.request)
@@ -82,7 +82,7 @@ async def test_any_line_end_and_any_mixture_of_them(end: bytes, last: bytes) -> 
     """A line may end one way and its blank line another; one byte a write, so every border is met."""
     first = b"event: response.output_item.done" + end + asks()[:-2] + end + last
     second = completed(message("seven"))[:-2] + end + last
-    async with proxied() as (upstream, proxy):
+    async with proxied(seam_grace=30) as (upstream, proxy):
         upstream.plays(single_bytes(sse(first)), single_bytes(sse(second)))
         reading = await proxy.whole()
         assert check(reading.body).types == ["response.completed"]
@@ -203,7 +203,7 @@ class Pause:
 async def test_unfinished_last_event_does_not_exist(variant: str, single: bool) -> None:
     """SSE-13: one failure of legato's own on a fresh line, no follow-up, nothing of the half event."""
     case = load("SSE-13")
-    async with proxied() as (upstream, proxy):
+    async with proxied(seam_grace=30) as (upstream, proxy):
         answers = case.answers(variant)
         upstream.plays(*map(single_bytes, answers) if single else answers)
         reading = await proxy.whole(**case.request)

@@ -61,7 +61,7 @@ async def read_by_helper(case: Case, proxy: Legato) -> tuple[list[str], Response
 async def test_two_lifecycles_become_one(single: bool) -> None:
     """RS-01: one opening, indexes and numbers go on, one ending with both items, whole for SDK helpers."""
     case = load("RS-01")
-    async with proxied() as (upstream, proxy):
+    async with proxied(seam_grace=30) as (upstream, proxy):
         answers = case.answers()
         upstream.plays(*map(single_bytes, answers) if single else answers)
         stream = check((await proxy.whole(**case.request)).body)
@@ -115,7 +115,7 @@ async def test_a_failure_lists_the_items_so_far() -> None:
 async def test_a_continuation_wins_over_the_ending_behind_it(single: bool) -> None:
     """LP-06: the first cycle's ending is held back, one follow-up, one ending with all items at the end."""
     case = load("LP-06")
-    async with proxied() as (upstream, proxy):
+    async with proxied(seam_grace=30) as (upstream, proxy):
         answers = case.answers()
         upstream.plays(*map(single_bytes, answers) if single else answers)
         reading = await proxy.whole(**case.request)

@@ -101,6 +101,7 @@ async def test_a_sign_in_page_is_no_stream() -> None:
         says(200, b"data: x\n\n", "text/plain"),
         Answer(status=200, chunks=[b"data: x\n\n"], framing="length"),
         Answer(status=204, framing="none"),
+        says(200, b"???", "text/event-stream", content_encoding="unheard-of"),
     ],
     ids=lambda answer: f"{answer.status} {dict(answer.headers).get('content-type')}",
 )

@@ -54,6 +54,7 @@ TROUBLE = {
     "too-slow": UNKNOWN,
     "unknown-outcome": UNKNOWN,
 }
+SHORTER: dict[str, dict[str, float]] = {"silent": {"max_silence": 0.5}, "open-body": {"seam_grace": 0.05}}
 LEFT_OUT = {"first-error"}  # no task comes of it
 
 
@@ -81,7 +82,7 @@ async def test_scenario(name: str) -> None:
     expected = TROUBLE.get(name, Outcome("completed", None, len(scenario.cycles)))
     async with (
         serve(simulator_app(scenario, speed=0)) as supervisor,
-        legato(supervisor.url, max_silence=0.5, max_cycles=MAX_CYCLES) as proxy,
+        legato(supervisor.url, max_cycles=MAX_CYCLES, **SHORTER.get(name, {})) as proxy,
     ):
         stream, shown = await played(name, proxy)
         facts = json.loads((await proxy.ask(request(method="GET", path="/simulator/requests"))).body)

@@ -191,10 +191,10 @@ class Legato:
 
 @asynccontextmanager
 async def legato(upstream: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[Legato]:
-    """The product before this upstream. Waits are short unless ``settings`` say otherwise."""
+    """The product before this upstream."""
     url = upstream if isinstance(upstream, str) else upstream.url
-    values: dict[str, Any] = {"upstream": url, "log": "memory:", "seam_grace": 0.05, "max_silence": 5.0}
-    async with serve(create_app(Settings(**(values | settings)))) as server:
+    app = create_app(Settings(**({"upstream": url, "log": "memory:"} | settings)))
+    async with serve(app) as server:
         yield Legato(server.port, server)
 
 

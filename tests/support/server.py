@@ -75,7 +75,7 @@ async def _stop(server: uvicorn.Server) -> None:
     for connection in list(state.connections):
         connection.shutdown()
     with anyio.move_on_after(server.config.timeout_graceful_shutdown):
-        while state.connections or state.tasks:
+        while state.connections or state.tasks:  # noqa: ASYNC110  uvicorn tells nobody
             await anyio.sleep(0.001)
     for task in list(state.tasks):
         task.cancel()
