@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterable
 from inspect import cleandoc
 from itertools import groupby
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
 import click
 
@@ -114,6 +117,36 @@ def _option(record: tuple[str, str]) -> tuple[str, str]:
     return _code(record[0]), " ".join("".join(text).split())
 
 
+def clients() -> str:
+    """What the tests saw each client do, without legato and with it."""
+    seen = json.loads((DOCS.parent / "tests/clients/seen.json").read_text(encoding="utf-8"))
+    styles = {"raw": "Raw supervisor", "openai": "OpenAI style"}
+    heads = (f"{name}, {how} legato" for name in styles.values() for how in ("without", "with"))
+    rows = []
+    for name, row in seen.items():
+        cells = []
+        for style in styles:
+            without, with_legato = row[f"{style}, without"], row[f"{style}, with"]
+            cells += [_seen(without), "the same" if without == with_legato else _seen(with_legato)]
+        client, _, call = name.partition(", ")
+        rows.append((", ".join(filter(None, (f"{client} {row['version']}".strip(), call))), *cells))
+    return _table(("Client", *heads), rows)
+
+
+def _seen(facts: dict[str, Any]) -> str:
+    """One stream in few words."""
+    parts = [{"whole": "**whole**", "none": "nothing"}.get(facts["text"], f"cycle {facts['text']}")]
+    if "pauses" in facts:
+        parts[0] += " and the pause"
+    parts += [_code(facts["ending"])] if "ending" in facts else []
+    parts += [facts["tools"]] if "tools" in facts else []
+    if facts.get("final", facts["text"]) != facts["text"]:
+        parts.append(f"final text: {facts['final']}")
+    if "error" in facts:
+        parts.append(f"`` {shorten(facts['error'], 60, placeholder=' …')} ``")
+    return ", ".join(parts)
+
+
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in lines)
@@ -128,6 +161,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "routes": routes,
     "scenarios": scenarios,
     "commands": commands,
+    "clients": clients,
 }
 
 

@@ -72,6 +72,7 @@ class Runner:
         self._learned = learned
         self._first = first
         self._epoch = 0
+        self._created = False
         self._lock = asyncio.Lock()
         self._order: m.OpenExchange | None = None
         self._exchange: Exchange | None = None
@@ -94,6 +95,7 @@ class Runner:
         order: m.OpenExchange | None = None
         for effect in self.task.handle(m.Started(time.time())):
             if isinstance(effect, m.Append):
+                self._created = True  # even if the waiting for the disk is cancelled
                 self._epoch = await self._log.create(self.row, effect.records, sync=effect.sync)
             elif isinstance(effect, m.OpenExchange):
                 order = effect
@@ -105,7 +107,7 @@ class Runner:
     async def abandon(self) -> None:
         """Nothing came of the start: close what is open, and leave nothing in the log."""
         await self._close()
-        if self._epoch:
+        if self._created:
             await self._log.delete(self.row.id)
 
     async def accept(self, exchange: Exchange) -> None:

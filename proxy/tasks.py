@@ -110,7 +110,8 @@ class Tasks:
             with anyio.CancelScope(shield=True):
                 await runner.abandon()
             raise
-        await self._log.delete(task_id)
+        with anyio.CancelScope(shield=True):  # the client may leave meanwhile
+            await self._log.delete(task_id)
         return None, exchange
 
     async def drain(self, seconds: float) -> None:

@@ -173,7 +173,7 @@ class Screen:
 @click.argument("scenario", default="default")
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=1e6),
     metavar="X",
     default=1.0,
     show_default=True,

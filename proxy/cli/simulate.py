@@ -17,7 +17,7 @@ import click
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=1e6),
     metavar="X",
     default=1.0,
     show_default=True,

@@ -16,6 +16,8 @@ BAD_CONTINUATION = (
 def status(refusal: Refusal) -> str:
     """``429 REQUEST_LIMIT_EXCEEDED: text``."""
     head = f"{refusal.status} {refusal.code}" if refusal.code else str(refusal.status)
+    if 200 <= refusal.status < 300:
+        head = f"{head}, but no event stream"
     message = refusal.message.rstrip(". ")
     return f"{head}: {message}" if message else head
 

@@ -39,9 +39,11 @@ class Control:
         self._tasks = tasks
         self._log = log
         self._key = owner_key
+        self._prefix = ""
 
     def routes(self, prefix: str) -> list[BaseRoute]:
         """Starlette routes."""
+        self._prefix = prefix
         return [
             Route(prefix, self.index),
             Route(f"{prefix}/", self.index),
@@ -54,7 +56,8 @@ class Control:
 
     async def index(self, request: Request) -> Response:
         """What legato answers itself."""
-        return Json({"legato": __version__, "routes": ROUTES})
+        routes = {route.replace(" ", f" {self._prefix}", 1): what for route, what in ROUTES.items()}
+        return Json({"legato": __version__, "routes": routes})
 
     async def health(self, request: Request) -> Response:
         """The process is up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from proxy.core.rules import Limits
@@ -45,6 +46,10 @@ _LATER = {
 _ASK = ("legato-engage", "legato-limits", "legato-event-ids", "legato-session", "legato-parent")
 
 
+_LATER_HEADERS = ("legato-session", "legato-parent")
+_KNOWN = frozenset({*_CHOICES, "legato-limits", *_LATER_HEADERS})
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """One task's choices."""
@@ -61,10 +66,17 @@ def engage(headers: Mapping[str, str]) -> str | None:
 def read(headers: Mapping[str, str]) -> Options:
     """The choices of a request that becomes a task; an error names the header."""
     chosen = {name: _choice(headers, name) for name in _CHOICES}
+    for name in headers:
+        if name.startswith("legato-") and name not in _KNOWN:
+            # A slip of the pen would silently drop a limit; what is like none of ours is for somebody else.
+            for near in get_close_matches(name, _KNOWN, 1, cutoff=0.9):
+                raise InvalidRequest(
+                    f"legato knows no header {_title(name)}; did you mean {_title(near)}?", param=_title(name)
+                )
     for name, values in _LATER.items():
         if chosen[name] in values:
             raise NotAvailable(f"{_title(name)}: {chosen[name]} is not available yet.", param=_title(name))
-    for name in ("legato-session", "legato-parent"):
+    for name in _LATER_HEADERS:
         if name in headers:
             raise NotAvailable(f"{_title(name)} is not available yet.", param=_title(name))
     return Options(

@@ -173,6 +173,8 @@ class Starter:
             event_ids=chosen.event_ids,
         )
         runner.readers.add(reader.cut)
+        if runner.broken:  # before this reader was there to be cut
+            reader.cut()
         try:
             await send(
                 {"type": "http.response.start", "status": runner.status, "headers": stream_head(runner)}

@@ -392,6 +392,8 @@ LIMITED: dict[str, Any] = ASKED | {"legato": {"max_cycles": 2}}
         (ASKED, [("Legato-Shape", "round")], "invalid_request", "Legato-Shape"),
         (ASKED, [("Legato-Multitask", "enqueue")], "not_available", "Legato-Multitask"),
         (ASKED, [("Legato-Limits", "max_cycles=101")], "limit_not_allowed", "Legato-Limits"),
+        (ASKED, [("Legato-Limit", "max_cycles=5")], "invalid_request", "Legato-Limit"),
+        (ASKED, [("Legato-Heart-Beat", "off")], "invalid_request", "Legato-Heart-Beat"),
         (ASKED, [("Legato-Limits", "max_cycles=0")], "limit_not_allowed", "Legato-Limits"),
         (ASKED, [("Legato-Limits", "max_cycles=-1")], "limit_not_allowed", "Legato-Limits"),
         (ASKED, [("Legato-Limits", "max_cycles=2.5")], "limit_not_allowed", "Legato-Limits"),

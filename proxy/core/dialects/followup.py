@@ -131,14 +131,12 @@ def _added(items: Sequence[Item], replay: str) -> list[str]:
 
 
 def _as_array(conversation: str | None) -> str:
-    """The conversation as a list: a plain string is one user message."""
+    """The conversation as a list: a plain string is one user message, anything else its one element."""
     if conversation is None or conversation == "null":
         return "[]"
     if conversation.startswith('"'):
         return f'[{{"role":"user","content":{conversation}}}]'
-    if conversation.startswith("{"):
-        return f"[{conversation}]"
-    return conversation
+    return conversation if conversation.startswith("[") else f"[{conversation}]"
 
 
 def _set_long_task(editor: Editor) -> None:
