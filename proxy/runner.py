@@ -150,6 +150,21 @@ class Runner:
         async with self._lock:
             await self._carry_out(self.task.handle(happened))
 
+    async def interrupt(self, why: str) -> None:
+        """This process is about to end: close what is open, and say what is known of it.
+
+        A request that is on its way has an unknown outcome then. What only waits is left as it is.
+        """
+        async with self._lock:
+            on_its_way = self._exchange is not None or self.task.ledger.operation is not None
+            if on_its_way and not self._finished:
+                await self._close_exchange()
+                await self._carry_out(self.task.handle(m.ExchangeFailed(time.time(), sent=True, message=why)))
+            self._finished = True
+            self._wake.set()
+        for cut in tuple(self.readers) if self.task.open else ():
+            cut()
+
     async def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if type(effect) is m.Append:

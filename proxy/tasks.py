@@ -12,6 +12,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
+from proxy.core import restart
 from proxy.core.dialects import followup
 from proxy.core.dialects.responses import Action
 from proxy.core.ledger import Ledger
@@ -29,6 +30,8 @@ logger = structlog.stdlib.get_logger(__name__)
 
 # Waiting tasks of one owner among which an answer's is looked for, newest first.
 MAX_WAITING = 1000
+# The states in which somebody runs a task.
+_RUNNING = ("queued", "running", "continuing", "paused")
 # Seconds between two looks for tasks that may be forgotten.
 SWEEP = 60.0
 # Endpoints whose accepted form of follow-up is remembered; a deployment has a handful.
@@ -114,16 +117,28 @@ class Tasks:
             await self._log.delete(task_id)
         return None, exchange
 
+    async def settle(self) -> None:
+        """No task stays running with nobody running it: end those that another process left behind."""
+        while rows := await self._log.list(states=_RUNNING, limit=MAX_WAITING):
+            for row in rows:
+                ledger = Ledger()
+                async for record in self._log.records(row.id):
+                    ledger.fold(record)
+                own_id = row.id.replace("task_", "resp_", 1)
+                records, summary = restart.settle(ledger, row.summary, response_id=own_id, now=time.time())
+                epoch = await self._log.take(row.id)
+                await self._log.append(row.id, epoch, row.cursor, records, summary, sync=True)
+                logger.warning("a task was left behind", task=row.id, state=summary.state, cycle=ledger.cycle)
+
     async def drain(self, seconds: float) -> None:
-        """Start nothing more, and let what runs come to its end for so long; then cut its readers."""
+        """Start nothing more, and let what runs come to its end for so long; then end it as it stands."""
         self.draining = True
         self._quiet = anyio.Event()
         with anyio.move_on_after(seconds):
             while self.live:
                 await self._quiet.wait()
-        for runner in self.live.values():
-            for cut in tuple(runner.readers):
-                cut()
+        for runner in tuple(self.live.values()):
+            await runner.interrupt(restart.GONE)
 
     async def sweep(self) -> None:
         """Forget, for ever, what has been over for ``retain`` seconds."""

@@ -78,6 +78,7 @@ class App:
                     settings.secret.get_secret_value() if settings.secret else None, settings.log
                 )
                 tasks = self._tasks = Tasks(log, upstream, group, task_config(settings))
+                await tasks.settle()
                 control = Control(tasks=tasks, log=log, owner_key=key)
                 app.router.routes[:] = control.routes(self._prefix)
                 self._upstream = upstream
