@@ -47,6 +47,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "endpoint": ('[{"match": "/a", "max_cycles": 3}]', (EndpointTable(match="/a", max_cycles=3),)),
     "max_body": ("1kb", 1000),
     "max_frame": ("2048", 2048),
+    "on_disconnect": ("cancel", "cancel"),
     "partial_answers": ("refuse", "refuse"),
     "max_tasks": ("4", 4),
     "secret": ("0123456789abcdef", SecretStr("0123456789abcdef")),

@@ -214,6 +214,7 @@ Level = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(
 
 Durability = Literal["process", "power"]
 Engage = Literal["long_task", "stream", "force", "off"]
+OnDisconnect = Literal["continue", "cancel"]
 PartialAnswers = Literal["forward", "refuse"]
 Replay = Literal["auto", "all_items", "all_pairs", "last_pair"]
 FollowupKey = Literal["same", "input", "messages"]

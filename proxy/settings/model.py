@@ -21,6 +21,7 @@ from .forms import (
     LogUrl,
     MiB,
     Names,
+    OnDisconnect,
     Origins,
     PartialAnswers,
     Port,
@@ -211,6 +212,12 @@ class Settings(BaseSettings):
         15.0,
         "Seconds of silence after which a client gets a comment line. Half of 30, the shortest idle limit of "
         "common load balancers.",
+    )
+    on_disconnect: OnDisconnect = _setting(
+        "Tasks",
+        "continue",
+        "What becomes of a task when its last reader leaves: it goes on, or it is cancelled. It goes on by "
+        "default, since closing a tab shouldn't lose the work; max_cycles bounds it.",
     )
     partial_answers: PartialAnswers = _setting(
         "Tasks",

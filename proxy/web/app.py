@@ -134,6 +134,7 @@ def start_config(settings: Settings) -> StartConfig:
         endpoints=endpoints(settings),
         write_timeout=settings.write_timeout,
         max_body=settings.max_body,
+        on_disconnect=settings.on_disconnect,
     )
 
 

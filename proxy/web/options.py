@@ -38,12 +38,19 @@ _LATER = {
     "legato-shape": {"canonical"},
     "legato-gate": {"ask"},
     "legato-multitask": {"enqueue", "interrupt"},
-    "legato-on-disconnect": {"hold", "cancel"},
+    "legato-on-disconnect": {"hold"},
 }
 
 
 # Headers that make sense for a task only: with a body that can't be one they are a mistake.
-_ASK = ("legato-engage", "legato-limits", "legato-event-ids", "legato-session", "legato-parent")
+_ASK = (
+    "legato-engage",
+    "legato-limits",
+    "legato-event-ids",
+    "legato-on-disconnect",
+    "legato-session",
+    "legato-parent",
+)
 
 
 _LATER_HEADERS = ("legato-session", "legato-parent")
@@ -56,6 +63,7 @@ class Options:
 
     heartbeat: bool = True
     event_ids: bool = False
+    on_disconnect: str | None = None
 
 
 def engage(headers: Mapping[str, str]) -> str | None:
@@ -80,7 +88,9 @@ def read(headers: Mapping[str, str]) -> Options:
         if name in headers:
             raise NotAvailable(f"{_title(name)} is not available yet.", param=_title(name))
     return Options(
-        heartbeat=chosen["legato-heartbeat"] != "off", event_ids=chosen["legato-event-ids"] == "on"
+        heartbeat=chosen["legato-heartbeat"] != "off",
+        event_ids=chosen["legato-event-ids"] == "on",
+        on_disconnect=chosen["legato-on-disconnect"],
     )
 
 

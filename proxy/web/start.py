@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 from starlette.types import Receive, Scope, Send
 
 from proxy.core.dialects import followup
+from proxy.core.messages import CancelRequested
 from proxy.core.splice import loads
 from proxy.endpoints import EndpointConfig, Endpoints, route_pattern
-from proxy.errors import BodyTooLarge, LegatoError, NotAvailable
+from proxy.errors import BodyTooLarge, IllegalMove, LegatoError, LogUnavailable, NotAvailable
 from proxy.log.base import Log
 from proxy.runner import Runner
 from proxy.tasks import Start, Tasks
@@ -50,6 +53,7 @@ class StartConfig:
     endpoints: Endpoints
     write_timeout: float
     max_body: int
+    on_disconnect: str = "continue"
 
 
 class Starter:
@@ -184,6 +188,18 @@ class Starter:
                 cut_short()
         finally:
             runner.readers.discard(reader.cut)
+            if not reader.complete and not runner.readers:
+                await self._left_alone(runner, chosen.on_disconnect or self._config.on_disconnect)
+
+    async def _left_alone(self, runner: Runner, on_disconnect: str) -> None:
+        """The task's last reader has left: by default it goes on, since closing a tab is no decision."""
+        if on_disconnect != "cancel" or runner.broken:
+            return
+        with anyio.CancelScope(shield=True):
+            try:
+                await runner.take(CancelRequested(time.time(), actor="disconnect"))
+            except (IllegalMove, LogUnavailable):
+                pass  # it has just ended, or is cut already
 
 
 def takes_comments(headers: Mapping[str, str]) -> bool:
