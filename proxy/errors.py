@@ -7,6 +7,7 @@
     │   ├── InvalidRequest       400 invalid_request (names the field)
     │   ├── NotAvailable         400 not_available
     │   ├── LimitNotAllowed      400 limit_not_allowed
+    │   ├── OwnerRequired        401 owner_required
     │   ├── TaskEnded            409 task_ended
     │   ├── TaskNotFound         404 task_not_found
     │   ├── BodyTooLarge         413 body_too_large
@@ -74,6 +75,13 @@ class LimitNotAllowed(ClientFault):
     """400: a request may tighten a limit, never loosen it."""
 
     code = "limit_not_allowed"
+
+
+class OwnerRequired(ClientFault):
+    """401: a trusted proxy has named no user."""
+
+    status = 401
+    code = "owner_required"
 
 
 class TaskEnded(ClientFault):

@@ -286,3 +286,23 @@ async def test_the_file_for_several_endpoints_does_what_it_says(tmp_path: Path):
         limits = [OWNER, ("legato-limits", "max_cycles=4")]
         answer = await proxy.ask(request(ASKED, path="/serving-endpoints/quick/invocations", headers=limits))
         assert json.loads(answer.body)["error"]["code"] == "limit_not_allowed"
+
+
+async def test_databricks_apps_names_the_owner() -> None:
+    """The recipe's settings: the user whom the platform names owns the task, whatever the token; else 401."""
+    (text,) = recipe("Databricks Apps", "yaml")
+    names = re.findall(r"name: (\w+)\n    value: \"(.*)\"", text)
+    command = json.loads(re.search(r"command: (\[.*\])", text).group(1))
+    assert command[:2] == ["legato", "serve"]
+    settings = load({}, environ=dict(names), config=None)
+    async with ScriptedUpstream() as upstream:
+        upstream.plays(*two_cycles())
+        chosen = {"owner_header": settings.owner_header, "trusted_proxies": settings.trusted_proxies}
+        async with legato(upstream, **chosen) as proxy:
+            user = ("X-Forwarded-User", "1234@5678")
+            reading = await proxy.whole(headers=[OWNER, user])
+            other = ("Authorization", "Bearer rotated")
+            raw = request(method="GET", path=f"/legato/tasks/{reading.task}", headers=[other, user])
+            assert (await proxy.ask(raw)).status == 200
+            raw = request(method="GET", path=f"/legato/tasks/{reading.task}", headers=[OWNER])
+            assert (await proxy.ask(raw)).status == 401

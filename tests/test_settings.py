@@ -48,6 +48,8 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "max_body": ("1kb", 1000),
     "max_frame": ("2048", 2048),
     "on_disconnect": ("cancel", "cancel"),
+    "owner_header": ("X-Forwarded-User", "X-Forwarded-User"),
+    "trusted_proxies": ("127.0.0.1,10.0.0.0/8", ("127.0.0.1", "10.0.0.0/8")),
     "partial_answers": ("refuse", "refuse"),
     "max_tasks": ("4", 4),
     "secret": ("0123456789abcdef", SecretStr("0123456789abcdef")),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -112,6 +113,17 @@ def _log(value: str) -> str:
     return value
 
 
+def _header_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", value):
+        raise ValueError
+    return value
+
+
+def _network(value: str) -> str:
+    ip_network(value)
+    return value
+
+
 def _prefix(value: str) -> str:
     if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", value) or {".", ".."} & set(value.split("/")):
         raise ValueError
@@ -208,6 +220,15 @@ Names = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...],
     BeforeValidator(_items),
     Form("a list of names, separated by commas or as JSON", "NAMES"),
+]
+HeaderName = Annotated[
+    Annotated[str, AfterValidator(_header_name)] | None,
+    Form("the name of a header such as X-Forwarded-User", "NAME"),
+]
+Networks = Annotated[
+    tuple[Annotated[str, AfterValidator(_network)], ...],
+    BeforeValidator(_items),
+    Form("a list of addresses or networks such as 10.0.0.0/8, separated by commas or as JSON", "NETWORKS"),
 ]
 Level = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)]
 

@@ -15,12 +15,14 @@ from .forms import (
     Durability,
     Engage,
     FollowupKey,
+    HeaderName,
     Host,
     Level,
     LogFormat,
     LogUrl,
     MiB,
     Names,
+    Networks,
     OnDisconnect,
     Origins,
     PartialAnswers,
@@ -262,6 +264,19 @@ class Settings(BaseSettings):
         "disk.",
     )
 
+    owner_header: HeaderName = _setting(
+        "Access",
+        None,
+        "Header in which a proxy in front names the user that it has checked, such as X-Forwarded-User: then "
+        "that is the owner, and not the credential. Believed only from trusted_proxies. None: the credential "
+        "tells owners apart.",
+    )
+    trusted_proxies: Networks = _setting(
+        "Access",
+        (),
+        "Addresses or networks of the proxies in front whose owner_header is believed. None by default, "
+        "since any client can write a header.",
+    )
     cors_origins: Origins = _setting(
         "Access",
         (),

@@ -77,13 +77,14 @@ class App:
                 key = auth.owner_key(
                     settings.secret.get_secret_value() if settings.secret else None, settings.log
                 )
+                owners = auth.Owners(key, settings.owner_header, settings.trusted_proxies)
                 tasks = self._tasks = Tasks(log, upstream, group, task_config(settings))
                 await tasks.settle()
-                control = Control(tasks=tasks, log=log, owner_key=key)
+                control = Control(tasks=tasks, log=log, owners=owners)
                 app.router.routes[:] = control.routes(self._prefix)
                 self._upstream = upstream
                 self._starter = Starter(
-                    start_config(settings), tasks=tasks, log=log, upstream=upstream, owner_key=key
+                    start_config(settings), tasks=tasks, log=log, upstream=upstream, owners=owners
                 )
                 group.start_soon(tasks.sweep)
                 yield

@@ -7,7 +7,12 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+
+from starlette.types import Scope
+
+from proxy.errors import OwnerRequired
 
 ANONYMOUS = "anonymous"
 
@@ -19,13 +24,49 @@ _NEVER_SECRET = frozenset({"prompt_cache_key", "idempotency-key"})
 _MIN_SECRET = 6
 
 
-def owner_of(headers: Mapping[str, str], key: bytes) -> str:
-    """The owner that a request's credential stands for."""
-    for name in _CREDENTIALS:
-        value = headers.get(name)
-        if value:
-            return hmac.new(key, value.strip().encode(), hashlib.sha256).hexdigest()[:32]
-    return ANONYMOUS
+class Owners:
+    """Tells who is asking.
+
+    ``owner_header`` names the user where somebody in front has checked who that is. It is believed only from
+    the ``trusted`` networks: anybody else could write any name into it.
+    """
+
+    def __init__(self, key: bytes, owner_header: str | None = None, trusted: Iterable[str] = ()) -> None:
+        self._key = key
+        self._header = owner_header.lower() if owner_header else None
+        self._trusted = [ip_network(network) for network in trusted]
+
+    def of(self, client: str | None, headers: Mapping[str, str]) -> str:
+        """The owner that a request stands for; ``client`` is the address that the connection comes from.
+
+        ``OwnerRequired`` where a trusted proxy has named nobody.
+        """
+        if self._header is not None and self._trusts(client):
+            name = headers.get(self._header, "").strip()
+            if not name:
+                raise OwnerRequired(f"The proxy in front has sent no {self._header}; owner_header names it.")
+            return self._hash(f"{self._header}: {name}")
+        for header in _CREDENTIALS:
+            value = headers.get(header)
+            if value:
+                return self._hash(value.strip())
+        return ANONYMOUS
+
+    def _trusts(self, client: str | None) -> bool:
+        try:
+            address = ip_address(client or "")
+        except ValueError:
+            return False
+        return any(address in network for network in self._trusted)
+
+    def _hash(self, what: str) -> str:
+        return hmac.new(self._key, what.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def client_of(scope: Scope) -> str | None:
+    """The address at the other end of the connection."""
+    client = scope.get("client")
+    return client[0] if client else None
 
 
 def owner_key(secret: str | None, log: str) -> bytes:

@@ -35,10 +35,10 @@ MAX_PAGE = 1000
 class Control:
     """The routes under the prefix; an unknown one is 404, never upstream's."""
 
-    def __init__(self, *, tasks: Tasks, log: Log, owner_key: bytes) -> None:
+    def __init__(self, *, tasks: Tasks, log: Log, owners: auth.Owners) -> None:
         self._tasks = tasks
         self._log = log
-        self._key = owner_key
+        self._owners = owners
         self._prefix = ""
 
     def routes(self, prefix: str) -> list[BaseRoute]:
@@ -77,7 +77,7 @@ class Control:
         if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
             raise InvalidRequest(f"limit must be a whole number from 1 to {MAX_PAGE}.", param="limit")
         rows = await self._log.list(
-            owner=auth.owner_of(request.headers, self._key),
+            owner=self._owner(request),
             conversation=query.get("conversation"),
             states=query.getlist("state") or None,
             after=query.get("after"),
@@ -103,9 +103,12 @@ class Control:
                 raise TaskEnded("The task has just ended.") from None
         return Json(await self._whole(await self._log.get(row.id) or row))
 
+    def _owner(self, request: Request) -> str:
+        return self._owners.of(auth.client_of(request.scope), request.headers)
+
     async def _own(self, request: Request) -> TaskRow:
         row = await self._log.get(request.path_params["id"])
-        if row is None or row.owner != auth.owner_of(request.headers, self._key):
+        if row is None or row.owner != self._owner(request):
             raise TaskNotFound("There is no such task, or it isn't yours.")
         return row
 

@@ -60,13 +60,13 @@ class Starter:
     """Serves the task routes."""
 
     def __init__(
-        self, config: StartConfig, *, tasks: Tasks, log: Log, upstream: Upstream, owner_key: bytes
+        self, config: StartConfig, *, tasks: Tasks, log: Log, upstream: Upstream, owners: auth.Owners
     ) -> None:
         self._config = config
         self._tasks = tasks
         self._log = log
         self._upstream = upstream
-        self._key = owner_key
+        self._owners = owners
         self._route = re.compile("|".join(map(route_pattern, config.routes)) or r"(?!)").fullmatch
 
     def takes(self, scope: Scope) -> bool:
@@ -129,7 +129,7 @@ class Starter:
         sent.append((b"accept-encoding", b"identity"))
         untouched = followup.first_body(plain, force=force) == plain
         return Start(
-            owner=auth.owner_of(headers, self._key),
+            owner=self._owners.of(auth.client_of(scope), headers),
             conversation_key=_conversation_id(body),
             endpoint=f"{scope['path']} {body.get('model') or ''}",
             target=target,
