@@ -136,6 +136,8 @@ def paced(streams: int, play: str = "paced") -> Callable[[Bench, Proxy, int], Fi
         if not proxy.pids:
             return latency
         cpu = told["window_cpu_ns"]
+        if not cpu:
+            raise Failed("no CPU time was measured: another process has its number")
         return {"cpu": cpu / 1000 / count, "share": cpu / told["window_ns"] * 100, **latency}
 
     return measure
