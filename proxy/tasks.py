@@ -18,8 +18,9 @@ from proxy.core.dialects.responses import Action
 from proxy.core.ledger import Ledger
 from proxy.core.messages import Note
 from proxy.core.rules import Limits
+from proxy.core.spec import Carried, Spec
 from proxy.core.splice import dumps, loads
-from proxy.core.task import Carried, Spec, Task
+from proxy.core.task import Task
 from proxy.endpoints import EndpointConfig
 from proxy.errors import Draining, InvalidRequest, LogUnavailable, StaleWriter, TaskNotFound, TooManyTasks
 from proxy.log.base import Log, NewTask

@@ -27,8 +27,9 @@ from proxy.core import messages as m
 from proxy.core.dialects import followup
 from proxy.core.ledger import rebuilt
 from proxy.core.rules import Limits
+from proxy.core.spec import Spec
 from proxy.core.splice import loads
-from proxy.core.task import Spec, Task
+from proxy.core.task import Task
 
 TASK_ID = "task_0123456789abcdef0123456789abcdef"
 NOW = 1_760_000_000.0

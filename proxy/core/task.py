@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.core import messages as m
@@ -33,7 +32,8 @@ from proxy.core.ledger import Ledger
 from proxy.core.merge import own_event
 from proxy.core.messages import Effect, Event, Input, Note, Phase, Record, Summary
 from proxy.core.refusals import Refusal
-from proxy.core.rules import Limits, judge
+from proxy.core.rules import judge
+from proxy.core.spec import Spec
 from proxy.core.splice import dumps
 from proxy.core.sse import Framer
 from proxy.core.stitch import Ending, Stitch
@@ -91,51 +91,6 @@ TABLE: dict[Phase, _Row] = {
 
 # Waits between tries where upstream named none: doubled each time, from one second to half a minute.
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """What a task takes over from the one that waited for its answer.
-
-    ``continued``: ids of the continuations that its first request answers; ``actions``: those of the old
-    task's that are still open; ``cycles``: how many were used before.
-    """
-
-    continues: str | None = None
-    continued: tuple[str, ...] = ()
-    actions: tuple[Action, ...] = ()
-    cycles: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What a task's request and the settings fix once and for all.
-
-    ``form``: replay policy and conversation key to begin with; ``proven``: whether this form is known to
-    work for the endpoint; ``auto``: whether another one may be tried. Times in seconds, sizes in bytes.
-    """
-
-    task_id: str
-    body: bytes = field(repr=False)
-    conversation: followup.Conversation
-    request_note: bytes = field(default=b"{}", repr=False)
-    force: bool = False
-    auto: bool = True
-    form: tuple[str, str] = ("all_items", "input")
-    proven: bool = False
-    limits: Limits = field(default_factory=Limits)
-    seam_grace: float = 0.5
-    retry_budget: float = 120.0
-    body_limit: int | None = None
-    max_frame: int = 8 * 1024 * 1024
-    max_log: int = 256 * 1024 * 1024
-    authorization: frozenset[str] = frozenset()
-    carried: Carried = Carried()
-
-    @property
-    def own_response_id(self) -> str:
-        """The id of legato's own events where upstream gave none."""
-        return "resp_" + self.task_id.removeprefix("task_")
 
 
 class Task:
