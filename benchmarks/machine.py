@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+HERE = Path(__file__).parent
 PR_SET_PDEATHSIG = 1
 CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3), which Python has for threads only
 LOOK = 1.0
@@ -142,8 +143,18 @@ def describe() -> list[str]:
         f"machine   {model}, {os.cpu_count()} cores, {memory / 2**20:.0f} GiB, Linux {platform.release()}",
         f"cores     proxy on {proxy}, upstream and load client on {others}; load average "
         + " ".join(f"{load:.1f}" for load in os.getloadavg()),
-        f"versions  Python {platform.python_version()}, {versions}",
+        f"versions  Python {platform.python_version()}, {versions}; commit {_commit()}",
     ]
+
+
+def _commit() -> str:
+    """The state of the code under test, if git knows it."""
+    asked = ["git", "describe", "--always", "--dirty"]
+    try:
+        told = subprocess.run(asked, cwd=HERE, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return told.stdout.strip()
 
 
 def _lines(path: str) -> list[str]:
